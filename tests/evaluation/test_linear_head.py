@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from vitlab.evaluation.fewshot import BIAS, Ridge
-from vitlab.evaluation.linear_head import SCALES, _best_scale, least_squares_head
+from vitlab.evaluation.linear_head import LOGIT_SCALES, _best_scale, least_squares_head
 from vitlab.models import ViTConfig
 from vitlab.models.vit import build_model
 
@@ -105,7 +105,7 @@ def test_the_scale_is_the_best_of_all() -> None:
     target = torch.from_numpy(labels)
     for l2 in (1.0, 1000.0):
         scores = torch.from_numpy(Ridge(x, labels, 3).leave_one_out(l2))
-        losses = {scale: float(torch.nn.functional.cross_entropy(scores * scale, target)) for scale in SCALES}
+        losses = {scale: float(torch.nn.functional.cross_entropy(scores * scale, target)) for scale in LOGIT_SCALES}
         best = min(losses, key=losses.__getitem__)
         assert _best_scale(scores, target, l2) == (losses[best], l2, best)
-        assert SCALES[0] < best < SCALES[-1]
+        assert LOGIT_SCALES[0] < best < LOGIT_SCALES[-1]

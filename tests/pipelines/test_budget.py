@@ -9,7 +9,7 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED, best_size, fit_budget, with_steps
+from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED_FRACTION, best_size, fit_budget, with_steps
 from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost
@@ -35,9 +35,9 @@ def test_a_larger_budget_never_gives_a_smaller_job() -> None:
     jobs = [fit_budget(CONFIG, IMAGES, measure, seconds) for seconds in BUDGETS]
     for seconds, job in zip(BUDGETS, jobs, strict=True):
         total = sum(measure(job).seconds(job, IMAGES))
-        assert total <= PLANNED * seconds
+        assert total <= PLANNED_FRACTION * seconds
         if job.runs and seconds < 10**6:
-            assert total > 0.95 * PLANNED * seconds
+            assert total > 0.95 * PLANNED_FRACTION * seconds
             assert job.steps is not None
             assert job.steps * 32 >= MIN_EPOCHS * IMAGES.train
     stages = [job.runs + len(job.tried_rates) for job in jobs]  # the trial run comes last
@@ -72,7 +72,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
         job = fit_budget(CONFIG, IMAGES, slow_when_small, seconds)
         assert job.model.image_hw[0] in measured
         images = Images(round((job.data.part or 1) * IMAGES.train), IMAGES.test)
-        assert sum(slow_when_small(job).seconds(job, images)) <= PLANNED * seconds
+        assert sum(slow_when_small(job).seconds(job, images)) <= PLANNED_FRACTION * seconds
     assert measured[0] == 112
     assert job.model.image_hw[0] == 224  # although by the first measurement it takes too long
 
@@ -88,7 +88,7 @@ def test_measuring_takes_of_the_time(seconds: int) -> None:
     job = fit_budget(CONFIG, IMAGES, slow, seconds, elapsed=lambda: passed[0])
     images = Images(round((job.data.part or 1) * IMAGES.train), IMAGES.test)
     assert passed[0] > 0
-    assert sum(measure(job).seconds(job, images)) <= PLANNED * (seconds - passed[0])
+    assert sum(measure(job).seconds(job, images)) <= PLANNED_FRACTION * (seconds - passed[0])
 
 
 def test_a_given_size_is_kept() -> None:
@@ -112,7 +112,7 @@ def test_a_part_of_too_many_images() -> None:
     assert job.data.part is not None
     assert (job.runs, job.model.image_hw) == (0, (84, 84))
     used = Images(round(job.data.part * many.train), 500)
-    assert 0.9 < sum(measure(job).seconds(job, used)) / (PLANNED * 60) <= 1
+    assert 0.9 < sum(measure(job).seconds(job, used)) / (PLANNED_FRACTION * 60) <= 1
     with pytest.raises(ValueError, match=r"100,000 training and 500 test images take .* --budget \d+m"):
         fit_budget(CONFIG, many, measure, 60, ("image_size", "head_views", "runs"))
     with pytest.raises(ValueError, match=r"1,000,000 test images take"):

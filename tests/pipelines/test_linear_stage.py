@@ -71,7 +71,7 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     rates = {score["learning_rate"] for score in result["sweep"] if score["steps"] == 8}
     assert result["learning_rate"] in rates
     assert result["alpha"] in [score["alpha"] for score in result["sweep"] if score["steps"] == 8]
-    assert any("by the head of all others" in line for line in log)
+    assert any("leave-one-out accuracy" in line for line in log)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -395,7 +395,7 @@ def test_a_plan_is_kept_whatever_it_changes(
     (tmp_path / "out" / "result.json").unlink()
     log.clear()
     assert tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append).result == done.result
-    assert any("keeps the plan it was started with" in line for line in log)
+    assert any("resuming the plan in " in line for line in log)
     assert planned == [full]
     one_rate: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None}
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=1e-2), **one_rate)
@@ -421,7 +421,7 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
     log: list[str] = []
     result = tune(workdir, config, tmp_path / "out", log=log.append).result
     assert (result["chosen"], result["sweep"]) == ("linear", [])
-    assert "there are too few images to hold some out: the job is the least-squares head alone" in log
+    assert "2 images are too few to hold 50% of a class out: only the head is fitted" in log
     (tmp_path / "out" / "result.json").unlink()
     assert tune(workdir, config, tmp_path / "out").result == result
 

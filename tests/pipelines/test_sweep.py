@@ -88,22 +88,22 @@ def rows(config: FinetuneConfig = CONFIG, cost: StepCost = COST) -> dict[str, st
 
 
 def test_estimate() -> None:
-    """Seconds: 3 x (20 x 32 x 0.1 + 16 x 0.05) of the search, 100 x 32 x 0.1 + 40 x 0.05 of the run."""
+    """Seconds: 3 x (20 x 32 x 0.1 + 16 x 0.05) of the sweep, 100 x 32 x 0.1 + 40 x 0.05 of the run."""
     text = rows()
     assert text["model"] == "21.6M parameters, 224x224 px, on cpu"
-    assert text["search"].endswith("scored on 16 images: 3:14")
+    assert text["sweep"].endswith("scored on 16 images: 3:14")
     assert text["training"] == "1 x 100 steps of 32 images (20.0 epochs), then the test: 5:22"
     assert text["total"] == "about 8:36"
     assert text["shorter"] == (
-        "--optim.lr 0.01, without a search: 5:22 | --steps 50: 4:20 | --image-size 168: about 4:39"
+        "--optim.lr 0.01, without a sweep: 5:22 | --steps 50: 4:20 | --image-size 168: about 4:39"
     )
 
 
-def test_estimate_of_several_runs_without_a_search() -> None:
+def test_estimate_of_several_runs_without_a_sweep() -> None:
     text = rows(dataclasses.replace(CONFIG, runs=3, learning_rates=(), sweep_steps=None))
     assert text["training"].endswith("16:06")
     assert text["total"] == "about 16:06"
-    assert "search" not in text
+    assert "sweep" not in text
 
 
 def test_estimate_of_unknown_speed() -> None:

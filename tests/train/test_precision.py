@@ -1,7 +1,9 @@
 """Float32 weights are what is trained, in whatever numbers the model computes."""
 
+import json
 import platform
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,15 @@ from torch import Tensor, nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.precision import MasterWeights, cpu_is_faster_in_bfloat16, keep_freed_memory, resolve_precision
+from vitlab.train import precision as module
+from vitlab.train.precision import (
+    MasterWeights,
+    _product_seconds,
+    cpu_is_faster_in_bfloat16,
+    frozen_dtype,
+    keep_freed_memory,
+    resolve_precision,
+)
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3)
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -71,22 +81,58 @@ def test_gradients_add_up_in_float32(model: ViT) -> None:
     assert all(master.grad is None for master in weights.masters.values())
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "expected"),
-    [
-        ({"amx_bf16": True}, "bfloat16"),
-        ({"avx512_bf16": True}, "bfloat16"),
-        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bfloat16"),
-        ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "float32"),
-        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "bfloat16"),
-        ({"amx_bf16": False, "avx2": True}, "float32"),
-        ({}, "float32"),
-    ],
-)
-def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any], expected: str) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
+    """The products that have been measured, in seconds of a made-up processor."""
+    products: list[torch.dtype] = []
+
+    def seconds(dtype: torch.dtype) -> float:
+        products.append(dtype)
+        return 1.0 if dtype == torch.float32 else 0.5
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "_product_seconds", seconds)
+    cpu_is_faster_in_bfloat16.cache_clear()
+    yield products
+    cpu_is_faster_in_bfloat16.cache_clear()
+
+
+@pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, "bfloat16"), (0.9, "float32"), (100.0, "float32")])
+def test_auto_is_what_multiplies_faster(
+    bfloat16: float, expected: str, measured: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else bfloat16)
     assert resolve_precision("auto", CPU) == expected
-    assert cpu_is_faster_in_bfloat16() == (expected == "bfloat16")
+    assert frozen_dtype("auto", CPU) == getattr(torch, expected)
+    assert not measured
+
+
+def test_the_speed_of_products_is_measured_once(
+    measured: list[torch.dtype], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first of all processes; again where its file is corrupt, or for another processor."""
+
+    def in_another_process() -> bool:
+        cpu_is_faster_in_bfloat16.cache_clear()
+        return cpu_is_faster_in_bfloat16()
+
+    assert in_another_process()
+    assert in_another_process()
+    assert len(measured) == 2
+    (file,) = (tmp_path / "vitlab" / "bfloat16").iterdir()
+    file.write_text(json.dumps({"speedup": 1.1}))
+    assert not in_another_process()
+    file.write_text("[]")
+    assert in_another_process()
+    assert len(measured) == 4
+    monkeypatch.setattr(module, "cpu_capabilities", lambda: {"cpu_name": "another"})
+    assert in_another_process()
+    assert len(measured) == 6
+    assert len(list(file.parent.iterdir())) == 2
+
+
+def test_a_product_is_timed() -> None:
+    assert 1e-6 < _product_seconds(torch.float32) < 1
 
 
 def test_freed_memory_is_kept_where_glibc_manages_it() -> None:

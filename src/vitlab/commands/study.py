@@ -100,7 +100,7 @@ class Plan:
     """One of `vitlab list recipes`; its settings are flags, as in the command that runs it."""
     config: TrainConfig
     finetune: bool = False
-    """RECIPE is one of `vitlab finetune`; its search and all of its runs count."""
+    """RECIPE is one of `vitlab finetune`; its sweep and all of its runs count."""
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
     """Name of the model (`vitlab list models`); default for fine-tuning: ViT-B/16."""
     device: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(DEVICES)}; cpu: a machine like this.")] = "h100"

@@ -46,7 +46,7 @@ class Demo:
 
 @dataclass(frozen=True)
 class Pretrain:
-    """Train a model from scratch by a recipe (Table 3, or a small one) and test it. Continues an interrupted run."""
+    """Train a model from scratch by a recipe (Table 3, or a small one) and test it. Resumes an interrupted run."""
 
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`."""
@@ -78,7 +78,7 @@ class Finetune:
     config: FinetuneConfig
     checkpoint: Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)] = DEFAULT
     budget: str | None = None
-    """Time for the whole job, such as 90s, 10m or 1h: image size, steps and search are chosen for it by a measurement
+    """Time for the whole job, such as 90s, 10m or 1h: image size, steps and sweep are chosen for it by a measurement
     on this machine."""
     recipe: str = "staged"
     """One of `vitlab list recipes`; `staged` and `custom` are for any images and require --dataset."""

@@ -133,7 +133,7 @@ def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
     """Logs the counts of files by kind that are left out."""
     if ignored:
         kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
-        logger.warning("%s: %d files are not images and are left out (%s)", quoted(str(path)), ignored.total(), kinds)
+        logger.warning("%s: %d files are not images and are skipped (%s)", quoted(str(path)), ignored.total(), kinds)
 
 
 def subfolders(path: Path) -> list[str]:

@@ -182,7 +182,7 @@ def format_evaluation(record: dict[str, Any]) -> str:
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
     table = format_table([{name: cell(name, value) for name, value in row.items()} for row in rows])
     tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
-    parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
+    parts = [f"{record['images']:,}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
         parts[0] += f" of {tested} of the {classes} classes"
     numbers = {

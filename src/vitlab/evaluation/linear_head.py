@@ -16,12 +16,12 @@ from vitlab.models.vit import Model
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
 """From 1 to 10^5."""
-SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 33))
-"""Of the scores, from 1/4 to 256."""
+LOGIT_SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 33))
+"""Factors from scores to logits, from 1/4 to 256."""
 LOSS_ROWS = 4096
 """Training images, evenly spaced, on which the losses are compared."""
 MAX_ELEMENTS = 2**26
-"""Of a matrix that the fit needs, half a GiB; it has several."""
+"""Of the largest matrix of the fit, half a GiB in float64; there are several."""
 MAX_CLASSES = 10_000
 """With two images of each, such a matrix is 1.6 GB."""
 
@@ -62,7 +62,7 @@ def least_squares_head(
     """
     views, images, _ = x.shape
     if images < 2:
-        raise UserError(f"least squares requires two training images or more, not {images}.")
+        raise UserError(f"least squares requires two training images or more, not {images}; add images.")
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     rows = np.arange(0, len(labels), -(-len(labels) // LOSS_ROWS))
     target = torch.from_numpy(labels[rows])
@@ -86,10 +86,10 @@ def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float
     """(loss, l2, scale) with the scale of least loss, by bisection: the loss is convex in the scale."""
 
     def loss(index: int) -> float:
-        return _loss(scores * SCALES[index], target)
+        return _loss(scores * LOGIT_SCALES[index], target)
 
-    best = bisect.bisect_left(range(len(SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
-    return loss(best), l2, SCALES[best]
+    best = bisect.bisect_left(range(len(LOGIT_SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
+    return loss(best), l2, LOGIT_SCALES[best]
 
 
 def _loss(logits: Tensor, target: Tensor) -> float:

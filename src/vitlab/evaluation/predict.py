@@ -100,7 +100,7 @@ def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
     threshold = metadata.get("reject_below")
     if not isinstance(threshold, float | int) or not 0 <= threshold <= 1:
         raise UserError(
-            f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: the trial run of "
+            f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: the sweep of "
             f"`vitlab finetune` (without --optim.lr, in a --budget that suffices) chooses it, if any threshold makes "
             f"95 % of the predictions right. Or give a probability, for example --reject-below 0.5."
         )

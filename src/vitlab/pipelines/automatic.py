@@ -1,4 +1,4 @@
-"""What a fine-tuning recipe leaves to the number of training images, to the checkpoint and to the device."""
+"""Settings chosen from the number of training images, the checkpoint and the device."""
 
 import dataclasses
 import json

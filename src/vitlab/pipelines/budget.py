@@ -11,7 +11,7 @@ from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.estimate import Images, JobCost
 
-PLANNED = 0.92
+PLANNED_FRACTION = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MIN_PATCHES = 6
 """Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
@@ -22,14 +22,16 @@ MIN_STEPS = 30
 """Steps below which fine-tuning is left out: AdamW's first ones make the least-squares head worse."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
-HEAD_SHARE = 0.5
+MAX_HEAD_FRACTION = 0.5
 """Largest fraction of the time for the least-squares head where fine-tuning follows."""
 VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""
 COMPARED_SIZES = (0.5, 0.7, 1.0)
 """Image sizes of which the best is looked for, of the largest that fits."""
-COMPARED_SHARE, COMPARED_IMAGES = 0.2, (200, 500)
-"""Fraction of the time for that, and how many training images it needs, if there are so many, and takes."""
+COMPARED_FRACTION = 0.2
+"""Fraction of the time for that."""
+MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES = 200, 500
+"""Training images for that; fewer only where there are fewer."""
 
 
 def fit_budget(
@@ -41,14 +43,14 @@ def fit_budget(
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
-    """`config` for a job of `seconds`, of which some are `elapsed`: with steps and search, and what of the settings is
+    """`config` for a job of `seconds`, of which some are `elapsed`: with steps and sweep, and what of the settings is
     `automatic`.
 
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
     Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of
-    the largest that the least-squares head alone could have; if need be without the trial run (no `learning_rates`);
+    the largest that the least-squares head alone could have; if need be without the sweep (no `learning_rates`);
     otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a part of the training
     images. Measuring begins with a small size, and takes of the time too. Raises UserError where nothing fits.
     """
@@ -57,41 +59,43 @@ def fit_budget(
     small, smallest = candidates[3 * len(candidates) // 4], candidates[-1]
     measured = {_side(small): (small, measure(small))}
 
-    def guess(candidate: FinetuneConfig) -> JobCost:
+    def estimate(candidate: FinetuneConfig) -> JobCost:
         """By the measurement at the nearest size."""
         nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
         return _scaled(measured[nearest][1], candidate, measured[nearest][0])
 
     def available() -> float:
-        return PLANNED * (seconds - elapsed())
+        return PLANNED_FRACTION * (seconds - elapsed())
 
-    def choose(
+    def largest_that_fits(
         change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate, min_side: float = 0.0
     ) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size, with the changed settings."""
         large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
             time = available()
-            plans = (_fill(candidate, images, guess(candidate), time, all_views) for candidate in large)
+            plans = (_fit_steps(candidate, images, estimate(candidate), time, all_views) for candidate in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None or (side := _side(planned)) in measured:
                 return planned
             measured[side] = planned, measure(planned)
 
-    linear = choose(_alone) if "runs" in automatic else None
+    linear = largest_that_fits(_head_only) if "runs" in automatic else None
     if linear and head_loss:
-        best = _best_side(linear, candidates, images, guess, available(), head_loss)
+        best = _best_side(linear, candidates, images, estimate, available(), head_loss)
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
-        linear = choose(_alone)
+        linear = largest_that_fits(_head_only)
     min_side = MIN_FRACTION * _side(linear) if linear else 0.0
-    tuned = choose(min_side=min_side)
+    tuned = largest_that_fits(min_side=min_side)
     if tuned is None and "learning_rates" in automatic:
-        tuned = choose(_without_trial, min_side)
-    if planned := tuned or (linear and choose(_alone)):  # again, for what has been measured since took time
-        return planned
+        tuned = largest_that_fits(_without_sweep, min_side)
+    if tuned is None and linear:
+        tuned = largest_that_fits(_head_only)  # again, for what has been measured since took time
+    if tuned:
+        return tuned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
     time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
-    return _part(shortest, images, cost, time, elapsed())
+    return _subset(shortest, images, cost, time, elapsed())
 
 
 def best_size(
@@ -105,10 +109,10 @@ def best_size(
     if not math.isfinite(total := sum(cost.seconds(config, images))):  # a model that only fits when it is sharded
         return config
 
-    def guess(candidate: FinetuneConfig) -> JobCost:
+    def estimate(candidate: FinetuneConfig) -> JobCost:
         return _scaled(cost, candidate, config)
 
-    best = _best_side(config, candidates, images, guess, total, head_loss)
+    best = _best_side(config, candidates, images, estimate, total, head_loss)
     return next(candidate for candidate in candidates if _side(candidate) == best)
 
 
@@ -116,7 +120,7 @@ def _best_side(
     largest: FinetuneConfig,
     candidates: Sequence[FinetuneConfig],
     images: Images,
-    guess: Callable[[FinetuneConfig], JobCost],
+    estimate: Callable[[FinetuneConfig], JobCost],
     available: float,
     head_loss: Callable[[FinetuneConfig, int], float],
 ) -> int:
@@ -126,9 +130,9 @@ def _best_side(
         config = min(candidates, key=lambda candidate: abs(_side(candidate) - fraction * _side(largest)))
         compared[_side(config)] = config
     plain = replace(largest, head_views=None)
-    one_image = sum(guess(config).seconds(plain, Images(1, 0)).linear for config in compared.values())
-    needed, wanted = (min(count, images.train) for count in COMPARED_IMAGES)
-    count = min(wanted, int(COMPARED_SHARE * available / one_image))
+    one_image = sum(estimate(config).seconds(plain, Images(1, 0)).linear for config in compared.values())
+    needed, wanted = (min(count, images.train) for count in (MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES))
+    count = min(wanted, int(COMPARED_FRACTION * available / one_image))
     if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
         return _side(largest)
     losses = {side: head_loss(config, count) for side, config in compared.items()}
@@ -139,7 +143,7 @@ def _shortest(config: FinetuneConfig, images: Images, views: int | None, alone: 
     """The shortest job at the image size of `config`: the least-squares head `alone`, or the fewest steps."""
     config = replace(config, head_views=views)
     if alone:
-        return _alone(config)
+        return _head_only(config)
     return with_steps(config, _steps(config, images, MIN_EPOCHS))
 
 
@@ -148,24 +152,24 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
     return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
-def _without_trial(config: FinetuneConfig) -> FinetuneConfig:
-    """The job without a trial run."""
+def _without_sweep(config: FinetuneConfig) -> FinetuneConfig:
+    """The job without a sweep."""
     return replace(config, learning_rates=(), sweep_steps=None, halvings=None)
 
 
-def _alone(config: FinetuneConfig) -> FinetuneConfig:
+def _head_only(config: FinetuneConfig) -> FinetuneConfig:
     """The job that is the least-squares head."""
-    return replace(_without_trial(config), runs=0)
+    return replace(_without_sweep(config), runs=0)
 
 
-def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float) -> FinetuneConfig:
+def _subset(config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float) -> FinetuneConfig:
     """`config` with the part of each class for which the time suffices. Raises UserError below two images a class."""
     train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
     if train < 2 * config.model.num_classes:
         needed = sum(cost.seconds(config, images))
         raise UserError(
             f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; "
-            f"give --budget {math.ceil((1.1 * needed / PLANNED + elapsed) / 60)}m, or fewer images."
+            f"give --budget {math.ceil((1.1 * needed / PLANNED_FRACTION + elapsed) / 60)}m, or fewer images."
         )
     if train == images.train:
         return config
@@ -178,7 +182,7 @@ def _largest(limit: int, fits: Callable[[int], bool]) -> int:
     return bisect.bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
 
 
-def _fill(
+def _fit_steps(
     config: FinetuneConfig,
     images: Images,
     cost: JobCost,
@@ -189,7 +193,7 @@ def _fill(
     for views in all_views:
         config = replace(config, head_views=views)
         reading, linear, _, _, report = cost.seconds(config, images)
-        if linear <= (HEAD_SHARE if config.runs else 1.0) * (available - reading - report):
+        if linear <= (MAX_HEAD_FRACTION if config.runs else 1.0) * (available - reading - report):
             break
     else:
         return None

@@ -35,11 +35,11 @@ class Images(NamedTuple):
 
 class Seconds(NamedTuple):
     """What the parts of a job take: to read every image once for what is unreadable, the least-squares head and its
-    test, the search, the final runs and their tests, the report."""
+    test, the sweep, the final runs and their tests, the report."""
 
     reading: float
     linear: float
-    search: float
+    sweep: float
     runs: float
     report: float
 
@@ -52,11 +52,11 @@ class JobCost:
     decode: float = 0.0
     """Measured seconds to read and prepare an image."""
     processes: int = 1
-    """That share the images."""
-    readers: int = 0
-    """Processes of each that read images while a GPU computes; on a CPU they would take its cores."""
+    """World size."""
+    workers: int = 0
+    """Loader processes of each rank beside a GPU; on a CPU they would take its cores."""
     cores: int = 1
-    """For what is only read."""
+    """CPU cores for images that are only decoded."""
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
         evaluate, train = self._per_image(self.step.eval_seconds), self._per_image(self.step.train_seconds)
@@ -64,20 +64,20 @@ class JobCost:
         reading = read_once / self.cores if config.data.on_error == "skip" else 0.0
         features = self._per_image(self.step.feature_seconds)
         linear = views * images.train * features + images.test * evaluate if config.head else 0.0
-        search, rates = 0.0, len(config.tried_rates)
+        sweep, rates = 0.0, len(config.tried_rates)
         score = config.held_out * images.train * (evaluate + (3 * features if config.head else 0))  # ALPHAS
         steps = config.total_steps(images.train)
         for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
             trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
-            search += rates * (trained * train + score)
+            sweep += rates * (trained * train + score)
             rates = (rates + 1) // 2
         one_run = steps * config.batch_size * train + images.test * evaluate
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
         report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
-        return Seconds(reading, linear, search, config.runs * one_run if config.runs else 0.0, report)
+        return Seconds(reading, linear, sweep, config.runs * one_run if config.runs else 0.0, report)
 
     def _per_image(self, compute: float) -> float:
-        seconds = max(compute, self.decode / self.readers) if self.readers else compute + self.decode
+        seconds = max(compute, self.decode / self.workers) if self.workers else compute + self.decode
         return seconds / self.processes
 
 
@@ -111,9 +111,9 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "reading": f"every image once, to find what cannot be read: {duration(seconds.reading)}",
         "linear": f"least-squares head on frozen representations (each image and {config.head_views or 0} augmented "
         f"views of it), then the test: {duration(seconds.linear)}",
-        "search": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
+        "sweep": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
         f"{config.batch_size} images"
-        f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
+        f"{halvings}, scored on {held_out:,} images: {duration(seconds.sweep)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(seconds.runs)}",
         "report": f"one page: {duration(seconds.report)}",
@@ -121,7 +121,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
     }
     without = [] if config.head else ["linear", "report"]
     without += [] if seconds.reading >= 1 else ["reading"]
-    without += [] if rates and config.runs else ["search"]
+    without += [] if rates and config.runs else ["sweep"]
     without += [] if config.runs else ["training"]
     rows = {name: text for name, text in rows.items() if name not in without}
     if SHORT < total < math.inf:
@@ -133,9 +133,9 @@ def _shorter(config: FinetuneConfig, cost: JobCost, images: Images, total: float
     """Options for a shorter job, and what it takes."""
     if config.head is not None:
         return [f"--budget {math.ceil(total / 120)}m, with another --workdir"]
-    options, (_, _, search, runs, _) = [], cost.seconds(config, images)
-    if search:
-        options.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(runs)}")
+    options, (_, _, sweep, runs, _) = [], cost.seconds(config, images)
+    if sweep:
+        options.append(f"--optim.lr {config.optim.lr:g}, without a sweep: {format_duration(runs)}")
     steps, model = config.total_steps(images.train), config.model
     if (half := steps // 2) > 0:
         sweep_steps = config.sweep_steps and max(config.sweep_steps * half // steps, 1)

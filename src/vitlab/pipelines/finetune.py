@@ -65,7 +65,7 @@ class Finetuned:
             mean = f"{result['accuracy_mean']:.2%} +- {result['accuracy_sd']:.2%}"
             lines.append(f"accuracy over {len(runs)} runs: {mean} ({accuracies}; the classes above are run-0's)")
         if unreadable := result.get("unreadable"):
-            lines.append(f"{len(unreadable)} files could not be read and were left out:")
+            lines.append(f"{len(unreadable)} files could not be read and were skipped:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
         report = f" · report: {self.workdir / REPORT}" if (self.workdir / REPORT).exists() else ""
         return "\n".join([*lines, f"model: {self.workdir / 'model'}{report}"])
@@ -165,7 +165,8 @@ def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collectio
     if config.head is None or "runs" not in automatic:
         hold_out(splits.train, config.held_out, config.seed)
     elif not all(map(len, hold_out_indices(splits.train, config.held_out, config.seed))):
-        log("there are too few images to hold some out: the job is the least-squares head alone")
+        count, fraction = len(splits.train), config.held_out
+        log(f"{count} images are too few to hold {fraction:.0%} of a class out: only the head is fitted")
         return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
     return config
 
@@ -184,12 +185,15 @@ def _plan(
         if (size := config.model.image_size) not in costs:
             step = dataclasses.replace(job, config=config).measure_step()
             decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
-            readers = config.data.workers if job.execution.device.type != "cpu" else 0
-            costs[size] = JobCost(step, decode, world.world_size, readers, cores)
+            workers = config.data.workers if job.execution.device.type != "cpu" else 0
+            costs[size] = JobCost(step, decode, world.world_size, workers, cores)
         return costs[size]
 
     if budget is not None and planned_before:
-        job.log(f"{workdir} keeps the plan it was started with; for another budget give another --workdir")
+        job.log(
+            f"resuming the plan in {workdir / 'config.json'}, {job.config.steps} steps at "
+            f"{'x'.join(map(str, job.config.model.image_hw))} px; for another --budget give another --workdir"
+        )
     elif budget is not None:
 
         def elapsed() -> float:
@@ -220,7 +224,11 @@ def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> Finetun
         return job
     splits = drop_unreadable(job.splits, job.execution.world)
     if splits.unreadable:
-        job.log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
+        first = splits.unreadable[0]
+        job.log(
+            f"{len(splits.unreadable)} images cannot be read and are skipped, the first {quoted(first['path'])} "
+            f"({first['reason']}); result.json and the report list them"
+        )
     config = _check_held_out(job.config, splits, automatic, job.log)
     return dataclasses.replace(job, splits=splits, config=config)
 

@@ -161,10 +161,10 @@ class LinearStage:
             head, images = self.fit_head(), len(self._rows())
             if images < len(self.plain.x):
                 self.log(f"least-squares head: fitted to {images:,} training images, as many of each class as fit")
-            self.log(f"least-squares head: {head.accuracy:.2%} right, each training image by the head of all others")
+            self.log(f"least-squares head: leave-one-out accuracy {head.accuracy:.2%}")
             model = self.classifier().to(self.execution.device)
             test = evaluate_split(config, model, self.splits.test, world)
-            self.log(f"least-squares head: {test.accuracy:.2%} of {len(test.labels)} test images right")
+            self.log(f"least-squares head: test accuracy {test.accuracy:.2%} ({len(test.labels):,} images)")
             if folder.writes:
                 write_files(config, folder.path, self.splits.test, model, test, self.init_id)
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}

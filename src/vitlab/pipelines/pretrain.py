@@ -17,17 +17,31 @@ from torch import nn
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
+from vitlab.data.exclude import identity
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.fewshot import create_fewshot_evaluator
+from vitlab.evaluation.load import device_of
+from vitlab.evaluation.masked import (
+    evaluate_masked,
+    load_masked,
+    save_masked,
+    write_reconstructions,
+)
+from vitlab.evaluation.options import LoaderOptions
+from vitlab.evaluation.predictions import write_predictions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
+from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import Workdir, check_folder
+from vitlab.weights import load_model, save_model
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
@@ -108,7 +122,11 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
         failures = world.broadcast_object(lambda: _find_unreadable(dataset))
         reasons.update({path: reason for _, path, reason in failures})
         if len(failures) == len(dataset):
-            raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) can be read.")
+            _, path, reason = failures[0]
+            raise UserError(
+                f"none of the {len(dataset):,} images of {dataset.name} ({dataset.split}) can be read; the first, "
+                f"{quoted(path)}: {reason}."
+            )
         return dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
 
     train_set, test = readable(splits.train), readable(splits.test)
@@ -181,8 +199,6 @@ def run(
     """
     world, few_shot = execution.world, None
     if config.fewshot is not None:
-        from vitlab.evaluation.fewshot import create_fewshot_evaluator
-
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
     settings = run_settings(command, init_id, splits, config)
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
@@ -255,27 +271,18 @@ def write_files(
         "start": init_id,
     }
     if config.masking is None:
-        from vitlab.evaluation.predictions import write_predictions
-        from vitlab.weights import save_model
-
         write_predictions(folder / PREDICTIONS, test, test_set)
         metadata |= {"classes": list(test_set.classes), **test.metadata()}
         metadata |= {"multi_label": True} if test_set.multi_label else {}
         save_model(model, folder / "model", extra=metadata)
     else:
-        from vitlab.evaluation.masked import save_masked, write_reconstructions
-
         save_masked(model, folder, extra=metadata)
         write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
 
 
 def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
     if config.masking is None:
-        from vitlab.weights import load_model
-
         return load_model(folder / "model")
-    from vitlab.evaluation.masked import load_masked
-
     return load_masked(folder)
 
 
@@ -305,20 +312,14 @@ def _excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
     if data.exclude is None:
         return {}
-    from vitlab.data.exclude import identity
-
     return {"excluded": identity(data.exclude)}
 
 
-def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
+def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:
     """The LoaderOptions with which a run evaluates."""
-    from vitlab.evaluation.options import LoaderOptions
-
     # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
     batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device, 128))
     if device.type == "cuda":
-        from vitlab.train.memory import inference_bytes
-
         # All of its memory, not what is free, so that ranks agree.
         available = MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
         while batch_size > 1 and inference_bytes(config.model, batch_size, torch.float32, "cuda") > available:
@@ -328,13 +329,8 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
 
 def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
-    from vitlab.evaluation.accuracy import evaluate
-    from vitlab.evaluation.load import device_of
-
     options = evaluation_options(config, device_of(model))
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
-        from vitlab.evaluation.masked import evaluate_masked
-
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
     return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)

@@ -40,8 +40,8 @@ from vitlab.weights import load_metadata, load_model, save_model
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
 """Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
-UNTRIED_ALPHA = 0.25
-"""That without a trial run: it gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
+ALPHA_WITHOUT_SWEEP = 0.25
+"""It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class FinetuneJob:
         held_out = self.linear.score_held_out() if linear and scores else None
         helps = held_out is None or self._helps(scores, held_out)
         tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
-        best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or UNTRIED_ALPHA)
+        best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
         seeds = [config.seed + number for number in range(config.runs if helps else 0)]
         records = []
         for number, seed in enumerate(seeds):
@@ -302,7 +302,7 @@ def format_score(score: Mapping[str, Any]) -> str:
     if score["accuracy"] is None:
         return "diverged"
     precision = score.get("mean_average_precision")
-    text = f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    text = f"held-out accuracy {score['accuracy']:.2%} ({score['images']:,} images), loss {score['loss']:.4f}"
     if (alpha := score.get("alpha", 1.0)) < 1:
-        text += f", weights {alpha:.0%} fine-tuned and {1 - alpha:.0%} the head's"
+        text += f", averaged: {alpha:.0%} fine-tuned, {1 - alpha:.0%} the head's weights"
     return text if precision is None else f"{text}, mean average precision {precision:.2%}"

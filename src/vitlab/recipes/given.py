@@ -32,13 +32,13 @@ def check_given(given: Collection[str], budget: bool, spell: Callable[[str], str
         names = ", ".join(sorted(map(spell, fixed)))
         raise UserError(f"{spell('budget')} chooses the number of steps; leave out {names}, or {spell('budget')}.")
     if {"optim.lr", "learning_rates"} <= set(given):
-        names = f"{spell('optim.lr')} is one learning rate and {spell('learning_rates')} are those to search"
+        names = f"{spell('optim.lr')} is one learning rate and {spell('learning_rates')} are those of a sweep"
         raise UserError(f"{names}; give one of them.")
 
 
 def without_replaced(config: Config, given: Collection[str]) -> Config:
     """A recipe before the `given` settings are set: steps take the place of epochs and vice versa, and one learning
-    rate that of the search."""
+    rate that of the sweep."""
     if "steps" in given:
         config = replace(config, steps=1, epochs=None)
     if "epochs" in given:

@@ -79,7 +79,7 @@ def exaflops(config: TrainConfig, examples: int) -> float:
 
 
 def updates(config: TrainConfig, examples: int) -> int:
-    """Optimizer steps in total; a fine-tuning makes those of its learning-rate search and of each of its runs."""
+    """Optimizer steps in total; a fine-tuning makes those of its learning rate sweep and of each of its runs."""
     steps = config.total_steps(examples)
     if isinstance(config, FinetuneConfig):
         steps = config.runs * steps + len(config.tried_rates) * (config.sweep_steps or steps)

@@ -8,16 +8,27 @@ repeated casts of autocast.
 
 import contextlib
 import ctypes
+import functools
+import hashlib
+import json
 import os
+import platform
+import time
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
+from vitlab.io import write_once
 from vitlab.models.attention import cpu_capabilities
 
 Precision = Literal["float32", "autocast", "bfloat16"]
+MIN_SPEEDUP = 1.3
+"""Of products in bfloat16 from which training is faster in it. With AMX, or AVX-512 on AMD, they take half the time or
+less; Intel's AVX-512 alone has half the instructions per cycle for them, and without either they take 100 times as
+long."""
 
 
 def resolve_precision(requested: str, device: torch.device) -> Precision:
@@ -38,15 +49,37 @@ def frozen_dtype(requested: str, device: torch.device) -> torch.dtype:
     return torch.float32 if resolve_precision(requested, device) == "float32" else torch.bfloat16
 
 
+@functools.cache
 def cpu_is_faster_in_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices faster than float32 ones: by AMX, or by AVX-512 BF16.
+    """Whether this CPU multiplies bfloat16 matrices at least MIN_SPEEDUP times as fast as float32 ones.
 
-    Not by Intel's AVX-512 BF16 alone, which has half the instructions per cycle: where AMX is hidden, as in some
-    virtual machines, training in bfloat16 takes longer (docs/reproduce.md).
+    Measured in about 30 ms, and once for each processor and version of torch: the first measurement stays in the cache
+    folder, so that all ranks here, and a run that resumes, have the same precision.
     """
-    units = cpu_capabilities()
-    intel = "Intel" in str(units.get("cpu_name"))
-    return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
+    name = f"{cpu_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
+    path = cache_folder() / "bfloat16" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+    def saved() -> float:
+        return float(json.loads(path.read_bytes())["speedup"])
+
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        return saved() >= MIN_SPEEDUP
+    speedup = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # a folder that cannot be written
+        write_once(path, json.dumps({"processor": name, "speedup": speedup}).encode())
+        speedup = saved()  # of the process that was first
+    return speedup >= MIN_SPEEDUP
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """The shortest time of a product of two 256 x 256 matrices, of as many as take 10 ms, at least two."""
+    a, b = torch.ones(2, 256, 256, dtype=dtype)
+    started, seconds = time.perf_counter(), []
+    while len(seconds) < 2 or time.perf_counter() - started < 0.01:
+        before = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - before)
+    return min(seconds)
 
 
 def choose_device(name: str) -> torch.device:
