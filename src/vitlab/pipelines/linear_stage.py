@@ -41,8 +41,8 @@ from vitlab.train.workdir import Workdir
 
 
 @dataclass(frozen=True)
-class LinearStage:
-    """The fields are those of the `FinetuneJob` that it is a part of."""
+class JobInputs:
+    """What the stages and runs of a fine-tuning job share."""
 
     checkpoint: str | Path
     init_id: str
@@ -50,6 +50,11 @@ class LinearStage:
     config: FinetuneConfig
     execution: Execution
     log: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LinearStage(JobInputs):
+    """The least-squares head of a job, for any of its training images."""
 
     @functools.cached_property
     def plain(self) -> Features:

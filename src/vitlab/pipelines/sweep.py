@@ -22,9 +22,8 @@ from vitlab.evaluation.calibration import choose_rejection
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
-from vitlab.pipelines.linear_stage import LinearStage, hold_out, hold_out_indices
+from vitlab.pipelines.linear_stage import JobInputs, LinearStage, hold_out, hold_out_indices
 from vitlab.pipelines.pretrain import (
-    Execution,
     Splits,
     evaluate_split,
     run,
@@ -45,15 +44,8 @@ ALPHA_WITHOUT_SWEEP = 0.25
 
 
 @dataclass(frozen=True)
-class FinetuneJob:
-    """The checkpoint, splits and settings shared by all runs of a fine-tuning job."""
-
-    checkpoint: str | Path
-    init_id: str
-    splits: Splits
-    config: FinetuneConfig
-    execution: Execution
-    log: Log
+class FinetuneJob(JobInputs):
+    """A fine-tuning job: the least-squares head, the sweep and the final runs."""
 
     @functools.cached_property
     def sweep_splits(self) -> Splits:
@@ -64,7 +56,7 @@ class FinetuneJob:
     @functools.cached_property
     def linear(self) -> LinearStage:
         """The least-squares head of `config.head`."""
-        return LinearStage(self.checkpoint, self.init_id, self.splits, self.config, self.execution, self.log)
+        return LinearStage(**{field.name: getattr(self, field.name) for field in dataclasses.fields(JobInputs)})
 
     def measure_step(self) -> StepCost:
         """The cost of a micro-batch, measured by rank 0."""
