@@ -127,6 +127,10 @@ def test_settings_that_exclude_each_other(kind: type[Any], values: dict[str, Any
         ({"label_smoothing": 0.1}, "label_smoothing=0.1 has no effect"),
         ({"mixup": 0.2}, "mixup=0.2 has no effect"),
         ({"model": dataclasses.replace(HEADLESS, patch_dropout=0.5)}, "leave patch_dropout=0.5 out"),
+        (
+            {"model": ViTConfig(num_classes=0, pool="gap", final_norm="mean")},
+            "set model.final_norm='tokens', not 'mean'",
+        ),
     ],
 )
 def test_settings_that_masked_patch_prediction_cannot_use(values: dict[str, Any], message: str) -> None:

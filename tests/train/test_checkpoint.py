@@ -30,8 +30,8 @@ from vitlab.train.checkpoint import (
     save_checkpoint,
 )
 from vitlab.train.distributed import SINGLE
-from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.step import train_step
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous

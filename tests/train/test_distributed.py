@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitlab.errors import RunError
 from vitlab.train import distributed
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed, world_from_environment
 
@@ -55,6 +56,16 @@ def test_collectives(in_ranks: InRanks) -> None:
             assert gathered[name].dtype == array.dtype
         assert empty.shape == (0, 4)
         assert rest == [{"rank": 0}, (1, 30), [[[1.0, 1.0], [1.0, 1.0]], 4.0]]
+
+
+def test_an_error_that_names_the_transport_is_itself(in_ranks: InRanks) -> None:
+    """Not one of the exchange."""
+
+    def job() -> None:
+        with init_distributed():
+            raise RunError("the loss is not finite; runs/gloo holds the batch")
+
+    assert all("runs/gloo holds" in str(error) for error in in_ranks(2, job))
 
 
 @pytest.mark.parametrize("failing", [0, 2])

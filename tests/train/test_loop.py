@@ -23,6 +23,7 @@ from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch, example_at, train_batches
 from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
 from vitlab.models import ViTConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.settings import to_dict
@@ -333,6 +334,50 @@ def test_a_signal_within_an_evaluation(tmp_path: Path, straight: tuple[Weights, 
     assert list(records(tmp_path, "norm")) == list(range(1, 10))
 
 
+def test_a_checkpoint_precedes_the_evaluation_of_its_step(tmp_path: Path, straight: tuple[Weights, bytes]) -> None:
+    """Which may take long: a run that is killed in it begins with it."""
+    for step, saved in ((6, 6), (3, 9)):  # evaluations of step 6, and after the resume of steps 6, 7, 8, 9
+        with pytest.raises(CrashError):
+            run(EVERYTHING, tmp_path, crash_at(step if saved == 6 else 4))
+        assert latest(tmp_path).step == saved
+    assert_same_end(tmp_path, straight)
+
+
+def test_a_signal_that_ends_the_processes_that_read_images(
+    tmp_path: Path, straight: tuple[Weights, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a terminal or a scheduler, to all processes of the run; where there is none, it is an error."""
+
+    def ended(*args: Any, first_example: int, **options: Any) -> Iterator[Batch]:
+        batches = train_batches(*args, first_example=first_example, **options)
+        yield from itertools.islice(batches, 2)
+        if signaled:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise UserError("a DataLoader worker was killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_batches", ended)
+        for signaled, error in ((True, StoppedError), (False, UserError)):
+            with pytest.raises(error, match="saved at step 2/9" if signaled else "worker was killed"):
+                run(EVERYTHING, tmp_path, norm)
+    assert latest(tmp_path).step == 3
+    assert_same_end(tmp_path, straight)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal after a step that a GPU has not been asked about yet."""
+
+    def stop_after_such_a_step(run: Any, _: int) -> None:
+        run.state.first_nonfinite_step.fill_(1)
+        run.state.step = 1
+        run.save_and_stop()
+
+    monkeypatch.setattr(loop, "_train_steps", stop_after_such_a_step)
+    with pytest.raises(NonFiniteError, match="not finite at step 1"):
+        run(EVERYTHING, tmp_path, norm)
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -366,7 +411,7 @@ def test_microbatch_is_no_setting(tmp_path: Path) -> None:
             parts = MicroBatches(model)
             with pytest.raises(CrashError):
                 train(short, workdir, model, digits(), crash_at(2), microbatch=measured)
-            assert parts.count == 2 * passes  # of two steps
+            assert parts.count == passes  # of one step: the run begins with the evaluation that crashed
             workdir.write_runtime({"device": "NVIDIA H200", "processes": 1, "microbatch": 5})
 
 
@@ -479,7 +524,7 @@ def test_unreadable_images_of_one_rank(kind: str, fsdp: bool, tmp_path: Path, in
         model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0))
         folder = tmp_path / str(world.world_size)
         with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
-            end = train(config, workdir, model, data, world=world)
+            end = train(config, workdir, model, data)
         return {name: tensor.numpy() for name, tensor in end.state_dict().items()}
 
     def job() -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.vit import build_model
 from vitlab.train.distributed import SINGLE
 from vitlab.train.memory import Allocations, FusedAttention, rank_bytes, step_bytes, weight_counts
 from vitlab.train.objectives import create_objective, create_training_model
@@ -174,6 +175,17 @@ def test_parts_of_a_process_that_holds_all() -> None:
     sgd = change(config, optim=OptimConfig(name="sgd"), average_decay=None)
     parts = rank_bytes(sgd, IMAGES, "autocast", "cuda")
     assert (parts["optimizer"], parts["average"]) == (whole, 0)
+
+
+def test_frozen_blocks_have_no_gradients() -> None:
+    config = change(RUNS["plain"], trained_blocks=0)
+    with torch.device("meta"):
+        model = build_model(config.model)
+    head = sum(p.numel() for name, p in model.named_parameters() if name.startswith(("head", "norm")))
+    parts, all_trained = (rank_bytes(run, IMAGES, "autocast", "cuda") for run in (config, RUNS["plain"]))
+    assert (parts["gradients"], parts["optimizer"]) == (4 * head, 8 * head)
+    assert parts["weights"] == all_trained["weights"]
+    assert parts["activations"] < all_trained["activations"] / 3
 
 
 def test_sharded_by_more_processes_is_less() -> None:

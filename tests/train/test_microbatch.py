@@ -126,3 +126,10 @@ def test_a_model_that_fits_only_sharded(monkeypatch: pytest.MonkeyPatch) -> None
     assert measure_step(dataclasses.replace(config, microbatch=3), model, CPU, world_size=2).microbatch == 3
     with pytest.raises(torch.OutOfMemoryError):
         measure_step(config, model, CPU)
+
+
+def test_what_torch_has_cached_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10)
+    assert free_memory(torch.device("cuda")) == 70

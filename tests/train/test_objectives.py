@@ -84,6 +84,9 @@ def test_any_of_the_labels_is_right(kind: Any) -> None:
     loss, accuracy = objective.loss(lambda _: logits, images, targets)
     assert float(accuracy) == pytest.approx(4 / 6)
     torch.testing.assert_close(loss, classification_loss(logits, HOT, kind))
+    unlabeled = targets.clone()
+    unlabeled[:2] = False  # no prediction is right
+    assert float(objective.loss(lambda _: logits, images, unlabeled)[1]) == pytest.approx(2 / 6)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])

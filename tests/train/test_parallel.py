@@ -56,7 +56,7 @@ digits = functools.cache(lambda: load_dataset("digits", "train"))
 def trained(config: TrainConfig, folder: Path, world: World = SINGLE, evaluate: Any = None) -> dict[str, Tensor]:
     model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0))
     with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
-        done = train(config, workdir, model, digits(), evaluate, world=world)
+        done = train(config, workdir, model, digits(), evaluate)
     return {name: tensor.clone() for name, tensor in done.state_dict().items()}
 
 
@@ -102,6 +102,30 @@ def test_two_processes_equal_one(changes: dict[str, Any], tmp_path: Path, in_ran
     last = f"checkpoints/step-{config.steps:09d}/state.safetensors"
     saved = [load_file(tmp_path / name / last) for name in ("one", "two")]
     assert {name: value.shape for name, value in saved[0].items()} == {n: v.shape for n, v in saved[1].items()}
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_ranks_begin_with_the_weights_and_the_precision_of_rank_0(
+    fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever each of them has drawn and measured."""
+    config = dataclasses.replace(CONFIG, precision="auto", fsdp=fsdp, steps=1)
+    monkeypatch.setattr(
+        checkpoint, "resolve_precision", lambda *_: "bfloat16" if os.environ.get("RANK") == "0" else "float32"
+    )
+
+    def job() -> tuple[str, dict[str, np.ndarray]]:
+        with init_distributed() as world:
+            model = create_training_model(config.model, None, torch.Generator().manual_seed(world.rank))
+            state = checkpoint.create_state(config, model, torch.device("cpu"), world)
+            return state.weights.precision, {n: t.detach().numpy() for n, t in state.tensors().items()}
+
+    first, second = in_ranks(2, job)
+    expected = create_training_model(config.model, None, torch.Generator().manual_seed(0)).state_dict()
+    assert first[0] == second[0] == "bfloat16"
+    for name, weights in expected.items():
+        for _, tensors in (first, second):
+            np.testing.assert_array_equal(tensors[f"weights/{name}"], weights.numpy())
 
 
 @pytest.mark.parametrize(("precision", "fsdp"), [("bfloat16", False), ("autocast", True)], ids=["DDP", "FSDP"])

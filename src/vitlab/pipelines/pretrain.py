@@ -252,7 +252,6 @@ def train_and_evaluate(
         device=execution.device,
         description=description,
         microbatch=execution.microbatch,
-        world=execution.world,
     )
     return finish(model), evaluations[0]
 

@@ -103,9 +103,12 @@ class TrainState:
 
 
 def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> TrainState:
-    """The state of a run before its first step. From then on `state.parallel` computes with `model`."""
+    """The state of a run before its first step, on every rank with the weights and the precision of rank 0. From then
+    on `state.parallel` computes with `model`."""
     freeze_blocks(model, config.trained_blocks)
-    precision = resolve_precision(config.precision, device)
+    world.broadcast_tensors(model.parameters())
+    # Of rank 0 for all: ranks with different precisions would wait for each other forever.
+    precision: Any = world.broadcast_object(lambda: resolve_precision(config.precision, device))
     parallel = Parallel(
         model.train(),
         world,
@@ -127,9 +130,10 @@ def create_state(config: TrainConfig, model: nn.Module, device: torch.device, wo
 def trained_model(model_config: ModelConfig, masking: MaskingConfig | None, state: TrainState) -> nn.Module:
     """A new model with the weights of `state` in float32: averaged where there is an average."""
     weights = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
-    model = create_training_model(model_config, masking).to(state.device)
-    model.load_state_dict({name: full_tensor(tensor) for name, tensor in weights.items()})
-    return model.eval()
+    with torch.device("meta"):  # draws no numbers
+        model = create_training_model(model_config, masking)
+    model.load_state_dict({name: full_tensor(tensor).clone() for name, tensor in weights.items()}, assign=True)
+    return model.to(state.device).eval()
 
 
 class CorruptCheckpointError(UserError):

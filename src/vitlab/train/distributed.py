@@ -114,6 +114,13 @@ class World:
         for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
+    @torch.no_grad()
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Replaces every tensor by that of rank 0, in place, on their device."""
+        if self.host_group is not None:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
     def all_gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rows of all ranks, rank after rank, on every rank.
 
@@ -172,7 +179,7 @@ def init_distributed() -> Iterator[World]:
         yield world
         world.barrier()  # all leave together: the other ranks may still read from the store of rank 0
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        if isinstance(error, RunError) or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise RankError(
             f"rank {world.rank} of {world.world_size} stops because another rank has failed, with its own message, or "

@@ -16,21 +16,20 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import RunError, UserError
-from vitlab.rng import Stream, generator
 from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
-from vitlab.train.distributed import SINGLE, World
 from vitlab.train.microbatch import choose_microbatch
-from vitlab.train.objectives import Objective, create_objective
-from vitlab.train.optim import clip_by_global_norm, learning_rate, set_learning_rate, update_average
+from vitlab.train.objectives import create_objective
+from vitlab.train.optim import learning_rate
 from vitlab.train.parallel import full_tensor
 from vitlab.train.precision import device_name
+from vitlab.train.step import train_step
 from vitlab.train.throughput import Throughput, TrainProgress, peak_flops
 from vitlab.train.workdir import Workdir
 
@@ -77,7 +76,6 @@ def train(
     device: str | torch.device = "cpu",
     description: str = "train",
     microbatch: int | None = None,
-    world: World = SINGLE,
 ) -> AnyModel:
     """Trains `model` on `dataset` as `config` says, or resumes the run in `workdir`; returns the model in float32.
 
@@ -86,7 +84,7 @@ def train(
     SIGTERM or Ctrl-C ends the run within one micro-batch, and saves the last complete step: StoppedError. Also raises
     NonFiniteError.
     """
-    device = torch.device(device)
+    device, world = torch.device(device), workdir.world
     outputs, classes = config.model.num_classes, len(dataset.classes)
     if config.masking is None and outputs != classes:
         raise UserError(f"the model has {outputs} classes and {config.data.name} has {classes}; set model.num_classes.")
@@ -122,103 +120,38 @@ def train_transform(config: TrainConfig) -> TrainTransform:
 
 def _train_steps(run: "_Run", microbatch: int) -> None:
     """The remaining steps, with their records, evaluations and checkpoints."""
-    config, state, world, objective = run.config, run.state, run.world, create_objective(run.config)
+    config, state, world = run.config, run.state, run.world
     batches = run.load_batches(first_step=state.step)
     if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
     while state.step < run.total_steps:
-        with run.throughput.waiting_for_data():
-            batch = next(batches)
+        batch = run.next_batch(batches)
+        counts = (len(batch.indices), batch.skipped) if batch else (0, 0)
         # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
-        stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), len(batch.indices), batch.skipped)
+        stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), *counts)
         lr = learning_rate(config.optim, state.step, run.total_steps)
-        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, run.should_continue):
+        arguments = (lr, num_images, microbatch, run.should_continue)
+        if stopping or not batch or not train_step(config, state, run.objective, batch, *arguments):
             run.save_and_stop()
         state.skipped += skipped
         run.throughput.images += num_images
         run.progress.tick(state.step)
         last = state.step == run.total_steps
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
-        if logging or saving or run.device.type == "cpu":  # on a GPU this waits for the device
+        evaluating = run.evaluation_is_due()
+        if logging or saving or evaluating or run.device.type == "cpu":  # on a GPU this waits for the device
             run.check_finite()
         run.writer.check()
-        # Metrics before the checkpoint: a run killed in between repeats the step; else its record would be lost.
+        # Metrics before the checkpoint: a run killed in between repeats the step; else its record would be lost. The
+        # evaluation after it, for it may take long: a run killed in between begins with it.
         if logging:
             run.log(lr)
-        if run.evaluation_is_due():
-            run.evaluate_model()
         if saving:
             run.save()
+        if evaluating:
+            run.evaluate_model()
     if world.all_reduce(run.stop.is_set())[0]:  # the caller must not start further work
         run.save_and_stop()
-
-
-def train_step(
-    config: TrainConfig,
-    state: TrainState,
-    objective: Objective,
-    batch: Batch,
-    lr: float,
-    num_images: int,
-    microbatch: int | None = None,
-    should_continue: Callable[[float], bool] = lambda _: True,
-) -> bool:
-    """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns False if stopped.
-
-    `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
-    After each micro-batch but the last, False from `should_continue(fraction done)` stops the step; the state is as
-    before. On a CPU a step that is not finite returns True without an update; `check_finite` then raises.
-    """
-    weights, parallel, world = state.weights, state.parallel, state.parallel.world
-    rng = generator(config.seed, Stream.STEP, epoch=state.step)
-    torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's global generator
-    images, targets = objective.prepare_batch(batch, rng)
-    microbatches = _split(images, targets, microbatch or config.batch_size, config.batch_size, world.world_size)
-    weights.zero_grad()
-    totals = torch.zeros(2, dtype=torch.float64, device=images.device)  # loss and accuracy
-    for number, (inputs, micro_targets, count) in enumerate(microbatches, 1):
-        # `loss` is a mean over the micro-batch, and ranks average their gradients. For the gradient of the mean over
-        # the global batch the micro-batch weighs count / num_images, times world_size, since DDP averages.
-        scale = count * world.world_size / num_images
-        with parallel.micro_step(last=number == len(microbatches)):
-            with weights.autocast():
-                loss, accuracy = objective.loss(parallel.forward, inputs, micro_targets)
-            (loss * scale).backward()
-        weights.accumulate_gradients()
-        totals += torch.stack([loss.detach(), accuracy]).double() * scale
-        if number < len(microbatches) and not should_continue(number / len(microbatches)):
-            return False
-    masters = weights.masters.values()
-    parallel.average_gradients(master.grad for master in masters if master.grad is not None)
-    world.all_reduce_mean([totals])
-    norm = clip_by_global_norm(masters, config.optim.clip_norm)
-    finite = torch.isfinite(totals[0]) & torch.isfinite(norm)
-    state.first_nonfinite_step.masked_fill_((state.first_nonfinite_step == 0) & ~finite, state.step + 1)
-    state.metric_sums[:2] += totals
-    state.metric_sums[2] += norm
-    if images.device.type == "cpu" and not finite:
-        return True  # without the update: `check_finite` saves the weights before this update
-    set_learning_rate(state.optimizer, lr)
-    state.optimizer.step()
-    weights.copy_masters_to_model()
-    state.step += 1
-    if state.average is not None and config.average_decay is not None:
-        update_average(state.average.values(), masters, config.average_decay)
-    return True
-
-
-def _split(
-    images: Tensor, targets: Tensor, microbatch: int, batch_size: int, world_size: int
-) -> list[tuple[Tensor, Tensor, int]]:
-    """(images, targets, loss weight) of each micro-batch of this rank's shard; the weight counts images."""
-    pairs = zip(images.split(microbatch), targets.split(microbatch), strict=True)
-    microbatches = [(inputs, micro_targets, len(inputs)) for inputs, micro_targets in pairs]
-    if world_size > 1:
-        # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
-        # A rank that skipped unreadable images pads with forward passes of one image with loss weight 0.
-        passes = -(-batch_size // (world_size * microbatch))
-        microbatches += [(images[:1], targets[:1], 0)] * (passes - len(microbatches))
-    return microbatches
 
 
 @dataclass
@@ -237,6 +170,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.world, self.device = self.state.parallel.world, self.state.device
+        self.objective, self.saved_step = create_objective(self.config), -1
         peak = peak_flops(device_name(self.device))
         # 2 FLOPs a multiply-accumulate, three times: forward, gradients of activations, gradients of weights
         self.throughput = Throughput(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)
@@ -255,7 +189,7 @@ class _Run:
         self.workdir.truncate_logs(saved.step if saved else -1)
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
-            self.progress.last_record = state.step, time.monotonic()
+            self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
         say(f"{state.weights.precision} on {self.device}{processes}")
@@ -273,8 +207,18 @@ class _Run:
             workers=self.config.data.workers,
             on_error=self.config.data.on_error,
             device=self.device,
-            num_uniforms=create_objective(self.config).num_uniforms,
+            num_uniforms=self.objective.num_uniforms,
         )
+
+    def next_batch(self, batches: Iterator[Batch]) -> Batch | None:
+        """The next batch; None where a signal to this and all other processes has ended those that read images."""
+        with self.throughput.waiting_for_data():
+            try:
+                return next(batches)
+            except UserError:
+                if not self.stop.wait(1.0):  # the signal to this process may come a moment later
+                    raise
+        return None
 
     def should_continue(self, fraction: float) -> bool:
         """Whether no rank has received a signal, after this fraction of a step."""
@@ -316,8 +260,11 @@ class _Run:
             self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
 
     def save(self) -> None:
-        """Saves the last complete step, while training goes on."""
+        """Saves the last complete step, while training goes on; once."""
         state = self.state
+        if self.saved_step == state.step:
+            return
+        self.saved_step = state.step
         with self.throughput.paused():
             tensors = state.tensors(keep=self.workdir.writes)
             if self.workdir.writes:
@@ -326,6 +273,7 @@ class _Run:
 
     def save_and_stop(self) -> NoReturn:
         """Saves and raises StoppedError. All ranks wait for the checkpoint: torchrun kills the rest once one ends."""
+        self.check_finite()  # on a GPU it is not checked at every step
         self.save()
         self.world.broadcast_object(self.writer.wait)
         at = f"step {self.state.step}/{self.total_steps}"
@@ -340,7 +288,8 @@ class _Run:
         rank = "" if self.world.is_rank_0 else f".rank-{self.world.rank}"
         path = self.workdir.path / "nonfinite" / f"step-{step:09d}{rank}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        tensors = {"images": batch.images.contiguous(), "labels": batch.labels, "indices": batch.indices}
+        names = ("images", "labels", "indices", "targets", "uniforms")
+        tensors = {name: value.contiguous() for name in names if (value := getattr(batch, name)) is not None}
         if state.step < step:  # the update was skipped, so these weights produced the loss
             tensors |= {f"weights/{name}": full_tensor(w.detach()) for name, w in state.weights.masters.items()}
         save_file(tensors, path)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.models import ModelConfig
 from vitlab.models.attention import MatmulAttention, attention_backend, attention_weights
-from vitlab.models.blocks import model_blocks
+from vitlab.models.blocks import freeze_blocks, model_blocks
 from vitlab.models.vit import build_model
 from vitlab.train.objectives import blank_batch, create_objective, create_training_model
 from vitlab.train.optim import state_per_weight
@@ -47,23 +47,24 @@ def rank_bytes(
     of the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
     """
     total, block, outside = weight_counts(config.model, config.masking)
+    trained = trained_weights(config.model, config.masking, config.trained_blocks)
     lower = sharded and precision != "float32"
     step = step_bytes(config, microbatch, "bfloat16" if lower else precision, device_type)
     local_batch = -(-config.batch_size // world_size)
-    shard, itemsize = -(-4 * total // (world_size if sharded else 1)), 2 if lower else 4
-    copies, gradients, gathered = step.copies, shard, 0
+    shard, trained_shard = (-(-4 * count // (world_size if sharded else 1)) for count in (total, trained))
+    itemsize, copies, gradients, gathered = 2 if lower else 4, step.copies, trained_shard, 0
     if sharded:
         gathered = itemsize * (2 * outside + 3 * block) + 4 * block
-        gradients = 4 * total if microbatch < local_batch else shard
+        gradients = 4 * trained if microbatch < local_batch else trained_shard
     elif precision == "bfloat16":  # a copy of the weights, and its gradients
-        copies, gradients = 2 * total, gradients + 2 * total
+        copies, gradients = 2 * total, gradients + 2 * trained
     height, width = config.model.image_hw
     return {
         "weights": shard,
         "copies": copies,
         "gathered": gathered,
         "gradients": gradients,
-        "optimizer": state_per_weight(config.optim) * shard,
+        "optimizer": state_per_weight(config.optim) * trained_shard,
         "average": shard if config.average_decay else 0,
         "images": 2 * local_batch * 3 * height * width * 4,  # of this step and the next one
         "activations": step.activations,
@@ -73,12 +74,21 @@ def rank_bytes(
 
 @functools.cache
 def weight_counts(config: ModelConfig, masking: MaskingConfig | None) -> tuple[int, int, int]:
-    """The number of trained weights: in all, in the largest block, and outside of blocks."""
+    """The number of weights: in all, in the largest block, and outside of blocks."""
     with torch.device("meta"):
         model = create_training_model(config, masking)
     blocks = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
     total = sum(p.numel() for p in model.parameters())
     return total, max(blocks, default=0), total - sum(blocks)
+
+
+@functools.cache
+def trained_weights(config: ModelConfig, masking: MaskingConfig | None, trained_blocks: int | None) -> int:
+    """The number of weights that have gradients."""
+    with torch.device("meta"):
+        model = create_training_model(config, masking)
+    freeze_blocks(model, trained_blocks)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 class StepBytes(NamedTuple):
@@ -107,10 +117,11 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
         )
         for block in model_blocks(model):
             block.forward = functools.partial(recompute, block.forward)
-    parameters, objective = list(model.parameters()), create_objective(config)
+    freeze_blocks(model, config.trained_blocks)
+    trained, objective = [p for p in model.parameters() if p.requires_grad], create_objective(config)
     batch = blank_batch(objective, torch.empty(num_images, 3, *config.model.image_hw, device="meta"))
     inputs = [tensor for tensor in (batch.images, batch.labels, batch.uniforms) if tensor is not None]
-    forward_rules, memory = rules(), Allocations([*parameters, *inputs])
+    forward_rules, memory = rules(), Allocations([*model.parameters(), *inputs])
     with memory, forward_rules, torch.device("meta"):
         images, targets = objective.prepare_batch(batch, np.random.default_rng(0))  # alive until the end, as in a step
         loss = objective.loss(model, images, targets)[0]
@@ -118,7 +129,7 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
         forward_rules.casts.clear()  # as autocast does after the forward pass; what the backward pass needs stays
         saved, copies = memory.in_use(), memory.in_use(casts)
         # Not `backward`, which only the training loop calls: nothing is learned here.
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
     peak = memory.peak(memory.numbers(gradient for gradient in gradients if gradient is not None))
     return StepBytes(saved - copies, copies, peak - saved)
 

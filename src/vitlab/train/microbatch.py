@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import statistics
 import time
@@ -19,6 +20,7 @@ from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.objectives import blank_batch, create_objective
 from vitlab.train.precision import device_name, frozen_dtype, keep_freed_memory, resolve_precision
+from vitlab.train.step import train_step
 from vitlab.train.workdir import Workdir
 
 MEMORY_FRACTION = 0.4
@@ -129,6 +131,7 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
                 raise
+        gc.collect()  # with activation checkpointing a model is a cycle of references
         torch.cuda.empty_cache()
         if sharded:
             break
@@ -151,8 +154,6 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
 
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
     """
-    from vitlab.train.loop import train_step  # which imports this file
-
     config = dataclasses.replace(config, compile=False, fsdp=False)
     state, objective = create_state(config, copy.deepcopy(model).to(device), device, SINGLE), create_objective(config)
     seconds = 0.0
@@ -186,7 +187,8 @@ def _timed(work: Callable[[], object], device: torch.device) -> float:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on a GPU, or for this process on the CPU; None where the system does not say."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, which reuses it
+        return torch.cuda.mem_get_info(device)[0] + cached
     limits = (_available_bytes(), _container_bytes())
     return min((limit for limit in limits if limit is not None), default=None)
 

@@ -79,13 +79,15 @@ class Classification:
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(mean loss, top-1 accuracy), 0-d. Of several labels any is correct; with mixup, any of largest weight."""
+        """(mean loss, top-1 accuracy), 0-d. Of several labels any is correct, of none no prediction; with mixup, any of
+        largest weight."""
         logits = model(images).float()
         predicted = logits.detach().argmax(dim=1)
         if targets.ndim == 1:
             correct = predicted == targets
         else:
-            correct = targets.gather(1, predicted[:, None])[:, 0] == targets.amax(dim=1)
+            largest = targets.amax(dim=1)
+            correct = (targets.gather(1, predicted[:, None])[:, 0] == largest) & (largest > 0)
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
 
 
