@@ -130,7 +130,7 @@ def test_a_kill_while_a_file_is_written(tmp_path: Path) -> None:
 
 
 def test_what_is_being_written_and_what_is_not_ours_stays(tmp_path: Path) -> None:
-    others = [tmp_path / name for name in (".notes.old", ".model.new", ".a.0123456789abcdef.txt")]
+    others = [tmp_path / name for name in (".notes.old", ".model.new", ".model.1.old", ".a.0123456789abcdef.txt")]
     for other in others:
         other.touch()
     with replacing_folder(tmp_path / "model") as aside, replacing_file(tmp_path / "file") as file:

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 SUMS = "SHA256SUMS"
 """File of a folder's checksums, in the format of `sha256sum --check`."""
 MISSING = "is missing"
-LEFTOVER = re.compile(r"\.(.+)\.([0-9a-f]{16}|[0-9]{1,7})\.(new|old)")
-"""Names of temporary files and folders; earlier versions used a process id instead of the random token."""
+LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
+"""Names of temporary files and folders."""
 JSON_BYTES = 2**24
 """Largest JSON file to read: an index of 100,000 shards, or the config of a model with 200,000 class names."""
 MAX_COMPRESSION = 100

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,26 @@ def test_gray_is_scaled_to_eight_bits(kind: str, bits: int) -> None:
     image = decode_image(encode(gray.astype({1: bool, 8: np.uint8, 16: np.uint16}[bits]), kind))
     expected = np.rint(gray * (255 / (2**bits - 1))).astype(np.uint8)
     np.testing.assert_array_equal(image, np.repeat(expected[..., None], 3, axis=2))
+
+
+def gray_tiff(values: np.ndarray, bits: int, photometric: int) -> bytes:
+    """A TIFF of a strip of 12 or 16 bits. photometric: 0 if white is zero, 1 if black is."""
+    first, second = values.reshape(-1, 2).T
+    packed = np.stack([first >> 4, first % 16 << 4 | second >> 8, second], axis=1).astype(np.uint8)
+    data = packed.tobytes() if bits == 12 else values.astype("<u2").tobytes()
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
+    entries = [struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, value) for tag, value in tags.items()]
+    header = struct.pack("<2sHI", b"II", 42, 8 + len(data))
+    return header + data + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+
+
+@pytest.mark.parametrize(("bits", "photometric"), [(12, 1), (16, 1), (16, 0)])
+def test_gray_of_other_ranges(bits: int, photometric: int) -> None:
+    top = 2**bits - 1
+    gray = np.rint(np.linspace(0, 1, 24 * 32) * top).astype(np.int64).reshape(24, 32)
+    image = decode_image(gray_tiff(gray if photometric else top - gray, bits, photometric))
+    np.testing.assert_array_equal(image[..., 0], np.rint(gray * (255 / top)))
 
 
 STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_files import encode
+from image_files import encode, paths_of
 from PIL import Image
 from shard_files import write_folders
 
@@ -17,6 +17,7 @@ from vitlab.data.exclude import image_id
 from vitlab.data.loader import train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
+from vitlab.errors import UserError
 
 REASON = "needs the package datasets (pip install 'vitlab[data]')"
 
@@ -120,7 +121,52 @@ def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
     assert train.label_sets is not None
     assert [train.label_sets.of(i).tolist() for i in range(2)] == several["train"]
     assert train.classes == tuple("abcd")
-    assert load_dataset(lists, "test").label_sets is None
+    assert load_dataset(lists, "test").multi_label  # as train, though each of its images has one
+
+
+def test_some_images_of_a_split_have_no_label(hub: Any, tmp_path: Path) -> None:
+    """Where images of train have several; but an unknown label is another thing."""
+    splits: dict[str, list[Any]] = {"train": [[1, 0], []], "val": [[1], []], "test": [[0], None]}
+    name = save(hub, tmp_path / "set", splits, hub.List(hub.ClassLabel(names=["a", "b"])))
+    val = load_dataset(name, "val")
+    assert val.label_sets is not None
+    assert [val.label_sets.of(i).tolist() for i in range(2)] == [[1], []]
+    with pytest.raises(UserError, match="some images have no class"):
+        load_dataset(name, "test")
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("string", ["a", "b", "c"]), ("int64", [0, 1, 2])])
+def test_without_train_the_splits_share_their_classes(hub: Any, tmp_path: Path, kind: str, labels: list[Any]) -> None:
+    name = save(hub, tmp_path / "set", {"val": labels[1:2], "test": labels}, hub.Value(kind))
+    val, test = (load_dataset(name, split) for split in ("val", "test"))
+    assert val.classes == test.classes == tuple(map(str, labels))
+    assert (val.labels.tolist(), test.labels.tolist()) == ([1], [0, 1, 2])
+
+
+def test_splits_of_other_names_of_classes(hub: Any, tmp_path: Path) -> None:
+    made = {}
+    for split, names in (("train", ["a", "b"]), ("test", ["b", "a"])):
+        features = hub.Features({"img": hub.Image(), "label": hub.ClassLabel(names=names)})
+        made[split] = hub.Dataset.from_dict({"img": [png(0)], "label": [0]}, features=features)
+    hub.DatasetDict(made).save_to_disk(tmp_path / "set")
+    with pytest.raises(UserError, match="test has other names of classes in the column label"):
+        load_dataset(f"hub:{tmp_path / 'set'}", "test")
+
+
+def test_tables_of_other_names(hub: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    splits: dict[str, list[Any]] = {"train": [0], "extra": [1], "validation": [1]}
+    load_dataset(save(hub, tmp_path / "extra", splits, hub.Value("int64")), "train")
+    assert "the splits extra are not read, only train, validation" in caplog.text
+    name = save(hub, tmp_path / "dev", splits | {"dev": [0]}, hub.Value("int64"))
+    with pytest.raises(UserError, match="has the splits validation and dev, which are both val"):
+        load_dataset(name, "train")
+
+
+def test_names_are_known_before_images_are_read(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = save(hub, tmp_path / "set", {"train": [0, 1], "test": [0]}, hub.Value("int64"))
+    data = load_dataset(name, "all")
+    monkeypatch.delattr(hub.Dataset, "__getitem__")
+    assert paths_of(data) == [f"{name}/train[0]", f"{name}/train[1]", f"{name}/test[0]"]
 
 
 def test_which_columns(hub: Any, tmp_path: Path) -> None:

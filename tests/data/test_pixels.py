@@ -59,7 +59,22 @@ def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: 
         array = read_h5(path, "x")
         assert isinstance(array, np.memmap)
         np.testing.assert_array_equal(array, content)
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_two_processes_map_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One finishes before the other."""
+    content, replace = rng.integers(0, 256, (9, 4), np.uint8), Path.replace
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = content
+
+    def finish_later(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        np.testing.assert_array_equal(read_h5(tmp_path / "a.h5", "x"), content)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", finish_later)
+    np.testing.assert_array_equal(read_h5(tmp_path / "a.h5", "x"), content)
 
 
 def test_corrupt_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import itertools
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from shard_files import Server, serving, write_folders
 
 from vitlab.data import downloads, remote
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.remote import CACHE_LIMIT, ShardCache, _open_cached, window_order
@@ -214,6 +215,16 @@ def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
         remote_set = load_dataset(f"shards:{server.address}", "train")
         local = load_dataset(f"shards:{tmp_path / 'new'}", "train")
         np.testing.assert_array_equal(remote_set.image(0), local.image(0))
+
+
+def test_images_are_identified_by_the_index(written: Path, tmp_path: Path) -> None:
+    """A set that was written again may have the same names and sizes."""
+    served = shutil.copytree(written, tmp_path / "served")
+    with serving(served) as server:
+        digests = [digest_images("", load_dataset(f"shards:{server.address}", "train")) for _ in range(2)]
+        (served / "index.json").write_bytes((written / "index.json").read_bytes() + b"\n")
+        digests.append(digest_images("", load_dataset(f"shards:{server.address}", "train")))
+    assert digests[0] == digests[1] != digests[2]
 
 
 # ----------------------------------------------------------------------------------------------------- cache

@@ -4,6 +4,7 @@ import functools
 import json
 import multiprocessing
 import os
+import tarfile
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vitlab.data import shards
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
 
 LARGE = dataset_module.MEMORY_SIDE + 1
 
@@ -54,7 +56,7 @@ def test_several_labels(tmp_path: Path) -> None:
     assert label_lists(train) == [[3, 0], [1], [2, 0], [2, 1, 0]]
     assert train.labels.tolist() == [3, 1, 2, 2]
     val = load_dataset(f"shards:{tmp_path}", "val")
-    assert (val.label_sets, val.classes) == (None, train.classes)
+    assert (label_lists(val), val.classes) == ([[1]], train.classes)  # as in train, several labels
     assert label_lists(load_dataset(f"shards:{tmp_path}", "trainval"))[-1] == [1]
     part = load_dataset(f"shards:{tmp_path}", "train", classes=(0, 3))
     assert (part.classes, label_lists(part), part.labels.tolist()) == (("0", "3"), [[1, 0], [0], [0]], [1, 0, 0])
@@ -77,6 +79,26 @@ def test_several_labels(tmp_path: Path) -> None:
 def test_invalid_shards(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
     write_shard(tmp_path / "train-0.tar", members)
     with pytest.raises(ValueError, match=message):
+        load_dataset(f"shards:{tmp_path}", "trainval")
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-0.tar", [*pair("a", "0 2"), *pair("b", 1)])
+    write_shard(tmp_path / "val-0.tar", [pair("a", 0)[0], ("a.labels.json", b"[]")])
+    val = load_dataset(f"shards:{tmp_path}", "val")
+    assert (label_lists(val), len(val.classes)) == ([[]], 3)
+    (tmp_path / "val-0.tar").rename(tmp_path / "train-0.tar")
+    with pytest.raises(UserError, match=r"no image of .*, train, has a label"):
+        load_dataset(f"shards:{tmp_path}", "trainval")
+
+
+def test_a_negative_size_is_corrupt(tmp_path: Path) -> None:
+    """The reader of tars would come back to the same header for ever."""
+    text, image = tarfile.TarInfo("a.txt"), tarfile.TarInfo("a.png")
+    image.size = -tarfile.BLOCKSIZE
+    headers = [info.tobuf(tarfile.GNU_FORMAT) for info in (text, image)]
+    (tmp_path / "train-0.tar").write_bytes(b"".join(headers))
+    with pytest.raises(UserError, match="is corrupt or truncated"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 

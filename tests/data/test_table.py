@@ -113,10 +113,11 @@ def test_test_images_alone(tmp_path: Path) -> None:
         load_dataset(name, "train")
 
 
-def test_some_folders_called_like_splits_are_no_splits(tmp_path: Path) -> None:
+def test_some_folders_called_like_splits_are_no_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [f"{folder}/{i}.png,{folder}\n" for folder in ("test", "car") for i in range(20)]
     name = table(tmp_path, "file,label\n" + "".join(rows))
     assert (len(load_dataset(name, "train")), len(load_dataset(name, "test"))) == (32, 4)
+    assert f"20 of the 40 files are in none of them, first {tmp_path / 'car/0.png'}" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------ several labels
@@ -233,11 +234,19 @@ def test_missing_files_are_listed_and_errors_when_read(tmp_path: Path, caplog: p
 
 
 def test_repeated_rows_are_listed_and_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    name = table(tmp_path, "file,label\na.png,x|y\nb.png,y\n./a.png,y|x\n", images=False)
+    text = f"file,label\na.png,x|y\nb.png,y\n./a.png,y|x\n../{tmp_path.name}/b.png,y\n"
+    name = table(tmp_path, text, images=False)
     for file in ("a", "b"):
         put(tmp_path / f"{file}.png")
     assert [Path(path).name for path in paths_of(load_dataset(name, "all"))] == ["a.png", "b.png"]
-    assert f"lists 1 images again, which are read once: {tmp_path / 'a.png'}" in caplog.text
+    assert f"lists 2 images again, which are read once: {tmp_path / 'a.png'}" in caplog.text
+
+
+def test_a_file_of_two_splits_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path, f"file,label,split\na.png,x,train\n{tmp_path}/a.png,x,test\n", images=False)
+    with pytest.raises(UserError, match=r"\(x in train and x in test\)"):
+        load_dataset("csv:labels.csv", "train")
 
 
 @pytest.mark.parametrize(
@@ -325,6 +334,14 @@ def test_metadata_of_splits(lists: bool, tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "test" / "metadata.jsonl").unlink()
     with pytest.raises(UserError, match=r"test has no metadata.csv or .jsonl with file_name and label, as other"):
         load_dataset(name, "train")
+
+
+def test_a_column_that_the_first_line_lacks(tmp_path: Path) -> None:
+    for value, file in enumerate(("a.png", "b.png"), 1):
+        put(tmp_path / file, value)
+    records = ({"file_name": "a.png"}, {"file_name": "b.png", "labels": ["x", "y"]})
+    (tmp_path / "metadata.jsonl").write_text(json_lines(*records))
+    assert label_lists(load_dataset(f"folder:{tmp_path}", "all")) == [[], ["x", "y"]]
 
 
 def test_metadata_before_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from shard_files import pair, write_folders, write_shard
 
 from vitlab.data import write_shards as module
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.registry import load_dataset
 from vitlab.data.write_shards import ShardSettings, assign_to_shards, check_as_text, check_shards, encode, write_shards
@@ -86,7 +86,7 @@ def test_the_package_webdataset_reads_it(tmp_path: Path) -> None:
     assert {int(row["png"][0, 0, 0]): row["labels.json"] for row in rows} == lists
     assert all(row["cls"] == row["labels.json"][0] for row in rows)
     (row,) = wds.WebDataset(str(tmp_path / "out" / "test-000000.tar"), shardshuffle=False).decode("rgb8")
-    assert (row["cls"], "labels.json" in row) == (1, False)  # no image of this split has several
+    assert (row["cls"], row["labels.json"]) == (1, [1])
 
 
 def test_the_bytes_are_the_same_each_time(pets: Path, tmp_path: Path) -> None:
@@ -205,21 +205,32 @@ class Tars:
         self.write(path, *further)
 
 
-@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("count", [0, 4, 5])
 def test_an_interrupted_call_is_resumed(
     pets: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Complete tars are not written again, and the files end up the same to the byte."""
+    """Complete tars are not written again, and the files end up the same to the byte. After the fifth and last tar it
+    is the writing of the index that is interrupted."""
     write_shards(f"folder:{pets}", tmp_path / "expected", SMALL)
     tars = Tars(monkeypatch, count)
-    with pytest.raises(KeyboardInterrupt):
-        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+    with monkeypatch.context() as patch:
+        if count == 5:
+            patch.setattr(module, "write_locations", tars)
+        with pytest.raises(KeyboardInterrupt):
+            write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert not (tmp_path / "out").exists()
     tars.limit = 99
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert len(tars.written) == len(set(tars.written)) == 5
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "expected", "out"}
+
+
+def test_which_image_has_which_labels_is_part_of_its_identity() -> None:
+    lists = [[[0, 1], []], [[0], [1]]]
+    sets = [Labels.of_lists(each) for each in lists]
+    data = [Dataset("made", "train", ("a", "b"), np.zeros(2, np.int64), label_sets=labels) for labels in sets]
+    assert module._identity("train", data[0]) != module._identity("train", data[1])
 
 
 @pytest.mark.parametrize("change", ["settings", "images"])
@@ -259,8 +270,33 @@ def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, mo
             write_shards(f"folder:{pets}", other, SMALL)
 
 
-def test_two_processes_do_not_write_the_same_folder(pets: Path, tmp_path: Path) -> None:
-    """The second, with other settings, would delete what the first has written."""
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_call_that_was_overtaken(pets: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes the data set while this one reads the source."""
+    lock = module.lock_file
+
+    def finish_first(path: Path) -> Any:
+        monkeypatch.setattr(module, "lock_file", lock)
+        expected.append(write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=seed)))
+        return lock(path)
+
+    expected, tars = list[dict[str, Any]](), Tars(monkeypatch)
+    monkeypatch.setattr(module, "lock_file", finish_first)
+    if seed:
+        with pytest.raises(UserError, match=r"written with other settings \(seed\)"):
+            write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+    else:
+        assert [write_shards(f"folder:{pets}", tmp_path / "out", SMALL)] == expected
+        assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
+    assert len(tars.written) == 5
+
+
+@pytest.mark.parametrize("moment", ["first", "last"])
+def test_two_processes_do_not_write_the_same_folder(
+    pets: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second, with other settings, would delete what the first has written: its first tar, or all of them while it
+    writes the index."""
     context = multiprocessing.get_context("fork")
     messages: list[str] = []
 
@@ -270,7 +306,7 @@ def test_two_processes_do_not_write_the_same_folder(pets: Path, tmp_path: Path) 
         except UserError as error:
             pipe.send(str(error))
 
-    def begin_another(done: int, of: int) -> None:
+    def begin_another(*_: Any) -> None:
         if not messages:
             receiver, sender = context.Pipe(duplex=False)
             other = context.Process(target=write_other, args=(sender,))
@@ -278,7 +314,12 @@ def test_two_processes_do_not_write_the_same_folder(pets: Path, tmp_path: Path) 
             messages.append(receiver.recv() if receiver.poll(10) else "written")
             other.join()
 
-    write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
+    scan = module.scan
+    if moment == "last":
+        monkeypatch.setattr(module, "scan", lambda tars: begin_another() or scan(tars))
+        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+    else:
+        write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
     assert re.match(r"another process is writing .*out", messages[0])
     assert not check_shards(tmp_path / "out")["wrong"]
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}

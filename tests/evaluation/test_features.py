@@ -218,6 +218,17 @@ def test_splits_that_make_no_classifier(pixels: Dataset) -> None:
     assert (train.split, test.split) == ("val", "test")
 
 
+def test_a_held_out_val_is_not_trained_on_if_it_is_the_test(tmp_path: Path) -> None:
+    for i in range(40):
+        put(tmp_path / "ab"[i % 2] / f"{i}.png", i)
+    name = f"folder:{tmp_path}"
+    sizes = [len(load_train_and_test(name, SplitOptions(test_split=split), "raise")[0]) for split in ("test", "val")]
+    assert sizes == [36, 32]
+    for split in ("train", "trainval"):
+        with pytest.raises(UserError, match=r"also in the training split \(train and train"):
+            load_train_and_test(name, SplitOptions(test_split=split), "raise")
+
+
 def test_preprocessing_of_frozen_models() -> None:
     """Google's few-shot evaluation resizes to 256 / 224 of the image size; other checkpoints bring their own."""
     google = Preprocessing((224, 224), 256, keep_aspect=False, antialias=False, crop_offset="floor")

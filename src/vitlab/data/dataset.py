@@ -97,11 +97,12 @@ class Entries(ABC):
     """N images whose locations are stored in arrays, so that a million images do not need a million objects.
 
     rows: int64 [N], which of the stored images they are. local: whether they are on this machine; `order` and
-    `read_ahead` are for those that are not.
+    `read_ahead` are for those that are not. identity: the SHA-256 of their index, or its start, if they are not.
     """
 
     rows: np.ndarray
     local = True
+    identity = ""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -314,14 +315,16 @@ def numbered_classes(top: int, where: str) -> tuple[str, ...]:
 
 
 def digest_images(start: str, dataset: Dataset) -> str:
-    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files. Labels do not
-    count."""
+    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files, or the index of
+    remote shards. Labels do not count."""
     digest = hashlib.sha256(start.encode())
     if dataset.pixels is not None:
         pixels = np.ascontiguousarray(dataset.pixels)
         digest.update(f"{pixels.dtype} {pixels.shape} {sorted(dataset.failures)}".encode())
         digest.update(pixels.data)
         return digest.hexdigest()
+    if isinstance(dataset.entries, Entries):
+        digest.update(dataset.entries.identity.encode())
     states: dict[str, bytes] = {}
     for entry in dataset.entries:
         if entry.file not in states:

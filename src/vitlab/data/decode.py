@@ -31,7 +31,7 @@ IMAGE_FORMATS = {
 }
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-_ORIENTATION = 0x0112
+_BITS, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
 _CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
@@ -83,7 +83,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
-            return np.array(_to_rgb(_upright(image), path))
+            return to_array(image, path)
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
@@ -92,6 +92,13 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
         raise ImageError(path, f"more than the {max_pixels:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
+
+
+def to_array(image: Image.Image, path: str) -> np.ndarray:
+    """An opened image -> uint8 [H, W, 3], converted as by `decode_image`. Raises `ImageError`, which names `path`."""
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    top = 4095 if tags.get(_BITS) == (12,) else 65535
+    return np.array(_to_rgb(_upright(image), path, top, inverted=tags.get(_PHOTOMETRIC) == 0))
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -104,13 +111,15 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _to_rgb(image: Image.Image, path: str) -> Image.Image:
+def _to_rgb(image: Image.Image, path: str, top: int, inverted: bool) -> Image.Image:
+    """top: the white of more than 8 bits of gray, or the black where they are `inverted`."""
     if image.mode[0] in "FI":  # F, I, I;16, I;16B: Pillow's conversion clips these instead of scaling
         gray = np.asarray(image)
-        if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 65535:
+        if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top:
             raise ImageError(path, "floating-point or 32-bit gray values have no agreed range: store 8 or 16 bits")
-        gray = np.where(gray == image.info.get("transparency", -1), 65535, gray).astype(np.int64)
-        return Image.fromarray(((gray + 128) // 257).astype(np.uint8)).convert("RGB")
+        gray = np.where(gray == image.info.get("transparency", -1), top, gray).astype(np.int64)
+        gray = (255 * (top - gray if inverted else gray) + top // 2) // top
+        return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

@@ -15,7 +15,8 @@ import numpy as np
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
-from vitlab.errors import UserError
+from vitlab.data.registry import warn_once
+from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
@@ -28,14 +29,16 @@ CHOICES = ("image", "label", "config", "revision")
 class HubEntry(Entry):
     """An image of an Arrow file; `member` is its name in messages."""
 
-    stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no image
+    table: "datasets.Dataset"
+    row: int
 
     @property
     def path(self) -> str:
         return self.member
 
     def data(self) -> bytes:
-        stored = self.stored or {}
+        (stored,) = self.table[self.row].values()  # "bytes", or the "path" of a file; None without an image
+        stored = stored or {}
         if stored.get("bytes") is not None:
             return stored["bytes"]
         if stored.get("path") is None:
@@ -60,7 +63,7 @@ class HubEntries(Entries):
         row = int(self.rows[index] - self.starts[number])
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
-        (entry.stored,) = table[row].values()
+        entry.table, entry.row = table, row
         return entry
 
 
@@ -76,22 +79,38 @@ def hub_splits(spec: str, name: str, root: Path | None) -> SplitReader:
     if unknown := [choice for choice in chosen if choice not in CHOICES]:
         raise UserError(f"{name}: unknown {unknown[0]!r}; {nearest(unknown[0], CHOICES)}")
     tables = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
-    splits = {ours: theirs for ours, names in SPLIT_FOLDERS.items() for theirs in tables if theirs in names}
-    if not splits:
-        raise UserError(f"{name} has the splits {', '.join(tables)}; one must be called train, validation or test.")
+    splits = _splits(list(tables), name)
+    references = [tables[splits["train"]]] if "train" in splits else [tables[theirs] for theirs in splits.values()]
 
     def read(split: str) -> Dataset:
         if split not in splits:
             raise UserError(f"{name} has no train split, only {', '.join(tables)}.")
-        table, reference = tables[splits[split]], tables[splits.get("train", splits[split])]
-        image, label = _columns(reference, chosen, name)
-        classes, labels = _labels(table, reference, label, name, splits[split])
-        images = table.select_columns([image]).cast_column(image, type(reference.features[image])(decode=False))
+        table = tables[splits[split]]
+        image, label = _columns(references[0], chosen, name)
+        classes, labels, several = _labels(table, references, label, name, splits[split])
+        images = table.select_columns([image]).cast_column(image, type(references[0].features[image])(decode=False))
         entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
-        several = labels if labels.several else None
-        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several, folder=name)
+        sets = labels if several else None
+        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=sets, folder=name)
 
     return list(splits), read
+
+
+def _splits(tables: Sequence[str], name: str) -> dict[str, str]:
+    """Our name of a split -> that of its table. Tables of other names are logged."""
+    splits: dict[str, str] = {}
+    for ours, names in SPLIT_FOLDERS.items():
+        for theirs in (table for table in tables if table in names):
+            if splits.setdefault(ours, theirs) != theirs:
+                raise UserError(
+                    f"{name} has the splits {splits[ours]} and {theirs}, which are both {ours}: save the set with one "
+                    f"of them (`save_to_disk` of the package datasets), and give its folder as hub:PATH."
+                )
+    if not splits:
+        raise UserError(f"{name} has the splits {', '.join(tables)}; one must be called train, validation or test.")
+    if others := [theirs for theirs in tables if theirs not in splits.values()]:
+        warn_once(f"{quoted(name)}: the splits {first_ten(others)} are not read, only {', '.join(splits.values())}")
+    return splits
 
 
 def _load(repository: str, name: str, config: str | None, revision: str | None, root: Path | None) -> dict[str, Any]:
@@ -147,33 +166,40 @@ def _inner(feature: Any) -> Any:
 
 
 def _labels(
-    table: "datasets.Dataset", reference: "datasets.Dataset", column: str, name: str, split: str
-) -> tuple[tuple[str, ...], Labels]:
-    """The classes, which are those of the table `reference`, and the labels in a table's column."""
-    values, counts = _flat(table, column, name)
-    classes = tuple(getattr(_inner(reference.features[column]), "names", ()))
+    table: "datasets.Dataset", references: "Sequence[datasets.Dataset]", column: str, name: str, split: str
+) -> tuple[tuple[str, ...], Labels, bool]:
+    """The classes, which are those of the tables `references`; the labels in a table's column; and whether any image of
+    the table or of `references` has several."""
+    values, counts, complete = _flat(table, column)
+    others = [_flat(each, column) for each in references]
+    known = np.concatenate([values for values, _, _ in others])
+    several = any(bool(counts.max(initial=0) > 1) for counts in (counts, *(counts for _, counts, _ in others)))
+    if not len(counts) or not complete or not (several or counts.all()):
+        raise UserError(f"{name}: some images have no class in the column {column}; choose another column or set.")
+    classes, names = (tuple(getattr(_inner(t.features[column]), "names", ())) for t in (references[0], table))
+    if names and classes and names != classes:
+        raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
     if values.dtype.kind in "OU":
-        classes = tuple(np.unique(_flat(reference, column, name)[0]).tolist())
+        classes = tuple(np.unique(known).tolist())
         if unknown := sorted(set(values.tolist()) - set(classes)):
             raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
         values = np.searchsorted(np.array(classes), values)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
-    classes = classes or numbered_classes(int(_flat(reference, column, name)[0].max()), f"{name}, column {column},")
-    if values.min() < 0 or values.max() >= len(classes):
+    classes = classes or numbered_classes(int(known.max(initial=-1)), f"{name}, column {column},")
+    if values.min(initial=0) < 0 or values.max(initial=-1) >= len(classes):
         raise UserError(
             f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
             f"{len(classes) - 1}. (-1 is written where labels are secret: take another split.)"
         )
-    return classes, Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+    labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+    return classes, labels, several
 
 
-def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """All labels one after the other, and the number of labels of each image."""
+def _flat(table: "datasets.Dataset", column: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """All labels one after the other, the number of labels of each image, and whether all are there."""
     cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
-    several = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
-    inner = cells.flatten() if several else cells
-    counts = np.asarray(cells.value_lengths()) if several else np.ones(len(cells), np.int64)
-    if not len(cells) or cells.null_count or inner.null_count or (counts.max() < 2 and not counts.all()):
-        raise UserError(f"{name}: some images have no class in the column {column}; choose another column or set.")
-    return inner.to_numpy(zero_copy_only=False), counts
+    lists = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
+    inner = cells.flatten() if lists else cells
+    counts = np.asarray(cells.value_lengths().fill_null(0)) if lists else np.ones(len(cells), np.int64)
+    return inner.drop_null().to_numpy(zero_copy_only=False), counts, cells.null_count == inner.null_count == 0

@@ -63,13 +63,11 @@ def read_h5(path: Path, name: str) -> np.ndarray:
         with gzip.open(f"{path}.gz") as packed, replacing_file(path) as file:
             shutil.copyfileobj(packed, file)
     if not plain.is_file():
-        part = plain.with_name(f"{plain.name}.part")
-        with h5py.File(path) as file:
+        with h5py.File(path) as file, replacing_file(plain) as copy:
             array = file[name]
             assert isinstance(array, h5py.Dataset)
-            copy = np.lib.format.open_memmap(part, "w+", array.dtype, array.shape)
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+            np.lib.format.write_array_header_1_0(copy, header)
             for start in range(0, len(array), 1024):
-                copy[start : start + 1024] = array[start : start + 1024]
-        copy.flush()
-        part.replace(plain)
+                copy.write(array[start : start + 1024].tobytes())
     return np.load(plain, "r", allow_pickle=False)

@@ -109,7 +109,7 @@ class RemoteEntries(ShardEntries):
 
     def __init__(self, locations: Locations, cache: ShardCache) -> None:
         super().__init__(cache.base, locations)
-        self.cache = cache
+        self.cache, self.identity = cache, cache.folder.name
 
     def read_at(self, file: str, offset: int, size: int) -> bytes:
         return _open_cached(self.cache, file.rpartition("/")[2]).read(offset, size)
@@ -181,7 +181,7 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
 
     def read(split: str) -> Dataset:
         classes = class_names(shards.fetch(CLASSES)) if CLASSES in shards.files else ()
-        return create_split(name, split, classes, read_split)
+        return create_split(name, split, list(index.shards), classes, read_split)
 
     return list(index.shards), read
 

@@ -119,21 +119,29 @@ def shard_splits(path: Path, name: str) -> SplitReader:
         locations, labels = _indexed(path, split, tars[split], index) if index else scan(tars[split])
         return ShardEntries(str(path), locations), labels
 
-    return list(tars), lambda split: create_split(name, split, class_names(path / CLASSES), read_split)
+    return list(tars), lambda split: create_split(name, split, list(tars), class_names(path / CLASSES), read_split)
 
 
 def create_split(
-    name: str, split: str, classes: tuple[str, ...], read_split: Callable[[str], tuple[ShardEntries, Labels]]
+    name: str,
+    split: str,
+    splits: Sequence[str],
+    classes: tuple[str, ...],
+    read_split: Callable[[str], tuple[ShardEntries, Labels]],
 ) -> Dataset:
-    """The Dataset of a split; without `classes` the number of classes is train's largest label + 1."""
+    """The Dataset of one of `splits`, which has several labels per image where train or the split has.
+
+    Without `classes` the number of classes is train's largest label + 1.
+    """
     entries, labels = read_split(split)
-    if not classes:
-        train = labels if split == "train" else read_split("train")[1]
-        classes = numbered_classes(int(train.values.max()), f"{name}, train,")
-    if (top := labels.values.max()) >= len(classes):
+    train = read_split("train")[1] if "train" in splits or not classes else labels
+    if not classes and not len(train.values):
+        raise UserError(f"no image of {name}, train, has a label: write the labels, or the class names to {CLASSES}")
+    classes = classes or numbered_classes(int(train.values.max()), f"{name}, train,")
+    if (top := labels.values.max(initial=-1)) >= len(classes):
         path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
         raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-    label_sets = labels if labels.several else None
+    label_sets = labels if labels.several or train.several else None
     return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=label_sets, folder=entries.folder)
 
 
@@ -182,6 +190,8 @@ def _scan_tar(
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             while member := tar.next():
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
+                if member.size < 0:  # the next header would be this one, for ever
+                    raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes by its header")
                 if not member.isfile():
                     continue
                 folder, slash, base = member.name.rpartition("/")

@@ -58,13 +58,13 @@ def metadata_splits(path: Path, name: str) -> SplitReader | None:
     if missing := [str(root) for _, root in roots if root not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata.csv or .jsonl with file_name and label, as others have")
     rows = [row for split, root in roots for row in _read_rows(tables[root], split)]
-    listed = {row.file for row in rows}
+    listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
     for root in tables:
         classes = [folder for folder in subfolders(root) if folder.lower() not in _SPLITS]
         if len(classes) > 1:
             file = quoted(str(tables[root]))
             warn_once(f"the labels are those of {file}; the folders {first_ten(classes)} are not read as classes")
-        if extra := [file for file in images_below(root) if file not in listed]:
+        if extra := [f for f in images_below(root) if os.path.abspath(f) not in listed]:  # noqa: PTH100
             warn_once(f"{quoted(str(tables[root]))} lists no label of {len(extra)} images: {first_ten(extra)}")
     return _splits(rows, path, name)
 
@@ -104,7 +104,7 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     firsts: dict[str, Row] = {}
     repeated, contradictory = [], []
     for row in rows:
-        first = firsts.setdefault(row.file, row)
+        first = firsts.setdefault(os.path.abspath(row.file), row)  # noqa: PTH100  (of x/../a.jpg and a.jpg)
         if first is not row and (set(first.labels), first.split) == (set(row.labels), row.split):
             repeated.append(row.file)
         elif first is not row:
@@ -159,7 +159,13 @@ def _read_rows(path: Path, split: str) -> list[Row]:
             rows.append(Row(str(Path(path.parent, file)), labels, split or _SPLITS.get(named, "")))
     if invalid or not rows:
         raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
-    return rows if all(row.split for row in rows) else [row._replace(split="train") for row in rows]
+    outside = [row.file for row in rows if not row.split]
+    if 0 < len(outside) < len(rows):
+        warn_once(
+            f"{where}: the folders train, val and test are not taken for splits, as {len(outside)} of the {len(rows)} "
+            f"files are in none of them, first {quoted(outside[0])}; add a column split"
+        )
+    return [row._replace(split="train") for row in rows] if outside else rows
 
 
 def _labels(cell: Any) -> tuple[str, ...] | None:
@@ -172,14 +178,15 @@ def _labels(cell: Any) -> tuple[str, ...] | None:
 
 
 def _read(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
-    """The columns of a table (of `.jsonl`, those of its first line); and the number and the cells of each line."""
+    """The columns of a table (of `.jsonl`, those of all its lines); and the number and the cells of each line."""
     try:
         text = read_regular(path, MAX_TABLE_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8, as which it must be saved"
         raise UserError(f"cannot read the table {quoted(str(path))}: {reason}") from error
     if path.suffix == ".jsonl":
-        return list(next(_json_lines(text, path), (1, {}))[1]), _json_lines(text, path)
+        records = list(_json_lines(text, path))
+        return list(dict.fromkeys(column for _, record in records for column in record)), iter(records)
     lines = _csv_lines(text, path)
     columns = [column.strip().lower() for column in next(lines, (1, []))[1]]
     fits = ((line, cells if len(cells) == len(columns) else []) for line, cells in lines)

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import logging
+import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +79,7 @@ def write_shards(
     folder = Path(folder)
     plan = {"source": source, "root": root, "splits": list(splits), "on_error": on_error}
     plan |= dataclasses.asdict(settings)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if _is_occupied(folder):
         return _finished(folder, plan)
     target = folder.resolve()  # of a link
     unfinished = target.with_name(f".{target.name}.unfinished")
@@ -88,6 +89,10 @@ def write_shards(
     if (lock := lock_file(unfinished / ".lock")) is None:
         raise UserError(f"another process is writing {folder}; wait for it, or give the name of another folder.")
     with lock:
+        if _is_occupied(target):  # by another process, since the first check
+            result = _finished(folder, plan)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            return result
         _prepare(unfinished, {**plan, "images": {split: _identity(split, data) for split, data in datasets.items()}})
         tars: dict[str, list[Path]] = {split: [] for split in datasets}
         done, total = 0, sum(map(len, datasets.values()))
@@ -100,14 +105,16 @@ def write_shards(
                 tars[split].append(path)
                 done += len(indices)
                 report(done, total)
-        for extra in (*unfinished.glob(".*"), unfinished / "plan.json"):
-            extra.unlink()
         counts = {split: len(dataset) for split, dataset in datasets.items()}
         write_index(unfinished, tars, datasets[copied[0]].classes, counts, plan)
+        for temporary in unfinished.glob(".*.new"):  # of a call that was killed
+            temporary.unlink()
         sync(unfinished)
         if target.exists():
             target.rmdir()  # it is empty
         unfinished.replace(target)
+        for extra in ("plan.json", ".lock"):  # only now: without them another call would begin anew
+            (target / extra).unlink()
         sync(target.parent)
     return summary(folder)
 
@@ -194,11 +201,16 @@ def write_index(
     ShardIndex(shards, metadata, left_out, settings).write(folder / INDEX)
 
 
+def _is_occupied(folder: Path) -> bool:
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
 def _identity(split: str, dataset: Dataset) -> str:
     """A digest of a split's images and labels: tars of other ones are not reused."""
     digest = hashlib.sha256(digest_images(split, dataset).encode())
-    for array in (dataset.labels, dataset.label_sets and dataset.label_sets.values):
-        digest.update(np.ascontiguousarray(array).tobytes() if array is not None else b"")
+    sets = dataset.label_sets
+    for array in (dataset.labels, *((sets.values, sets.offsets) if sets is not None else ())):
+        digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 

@@ -211,12 +211,13 @@ def load_train_and_test(
 ) -> tuple[Dataset, Dataset]:
     """The training and the test split. Raises UserError where they cannot make a classifier."""
     check_source(name, splits.root)
-    whole, train_split = splits.train_split is None, splits.train_split or "train"
+    # A val that is held out from train is trained on, unless it is what is tested.
+    whole = splits.train_split is None and splits.test_split == "test"
+    train_split = splits.train_split or "train"
     with world.rank_0_first():
         train = load_dataset(name, train_split, root=splits.root, on_error=on_error, whole_train=whole)
         test = load_dataset(name, splits.test_split, root=splits.root, on_error=on_error, partial=splits.partial)
-    if not whole:
-        require_disjoint(train, test)
+    require_disjoint(train, test)
     check_train_and_test(train, test)
     return train, test
 

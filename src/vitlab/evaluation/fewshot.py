@@ -21,7 +21,7 @@ from torch import nn
 
 from vitlab.config import DataConfig, FewShotConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import (
@@ -188,6 +188,10 @@ def create_fewshot_evaluator(
     The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
     """
     if settings.dataset is None:
+        name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
+    else:
+        name, root, classes, exclude = settings.dataset, settings.root, None, None
+    if (name, root) == (data.name, data.root):
         joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
         train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
         if train_splits & test_splits:
@@ -195,15 +199,13 @@ def create_fewshot_evaluator(
                 f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
-        name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
-    else:
-        name, root, classes, exclude = settings.dataset, settings.root, None, None
     classes = classes if settings.classes is None else settings.classes
     with world.rank_0_first():
         train, test = (
             load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
+    require_disjoint(train, test)
     examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
     options = LoaderOptions(workers=data.workers, on_error=data.on_error)
 

@@ -1,10 +1,12 @@
 """Missing files are named; downloaded archives are unpacked; what cannot be downloaded says where it comes from."""
 
+import fcntl
 import hashlib
 import io
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -102,6 +104,59 @@ def test_archives_are_downloaded_and_unpacked(tmp_path: Path, monkeypatch: pytes
         assert (locate("sun397", "validation", tmp_path, True) / "sun397_tfds_va.txt").is_file()
     assert requested == [*files]
     assert not [*tmp_path.rglob("*.gz"), *tmp_path.rglob("*.zip")]
+
+
+PETS = {
+    "images.tar.gz": tar("images/a.jpg"),
+    "annotations.tar.gz": tar("annotations/trainval.txt", "annotations/test.txt"),
+}
+
+
+def test_one_of_several_processes_downloads_and_unpacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another finishes while this one waits for the lock."""
+    requested, flock, extract = serve(monkeypatch, PETS), fcntl.flock, sources._extract
+    unpacked: list[str] = []
+
+    def wait(file: Any, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        locate("pets", "train", tmp_path, True)
+        flock(file, operation)
+
+    def extract_alone(archive: Path) -> None:
+        with (tmp_path / "pets" / ".lock").open("a") as lock, pytest.raises(BlockingIOError):
+            flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unpacked.append(archive.name)
+        extract(archive)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    monkeypatch.setattr(sources, "_extract", extract_alone)
+    assert locate("pets", "train", tmp_path, True) == tmp_path / "pets"
+    assert requested == unpacked == [*PETS]
+
+
+@pytest.mark.parametrize("name", PETS)
+def test_an_interrupted_archive_is_unpacked_again(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all that is required is there."""
+    extract = sources._extract
+
+    def interrupt(archive: Path) -> None:
+        extract(archive)
+        if archive.name == name:
+            for file in (archive.parent / name.partition(".")[0]).iterdir():
+                file.write_text("the beginning of a file")
+            raise KeyboardInterrupt
+
+    serve(monkeypatch, PETS)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "_extract", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            locate("pets", "train", tmp_path, True)
+    with pytest.raises(UserError, match="allow the download"):
+        locate("pets", "train", tmp_path, False)
+    files = [locate("pets", "train", tmp_path, True) / file for file in ("images/a.jpg", "annotations/test.txt")]
+    assert [file.read_text() for file in files] == ["", ""]
+    assert not [*tmp_path.rglob("*.gz")]
+    assert locate("pets", "train", tmp_path, False) == tmp_path / "pets"
 
 
 @pytest.mark.parametrize("has_filter", [True, False])

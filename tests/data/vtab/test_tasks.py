@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,8 +143,23 @@ def test_the_parts_of_a_published_set(toy: list[str], tmp_path: Path) -> None:
     for split, part in parts.items():
         assert (part.name, part.split, part.classes) == ("vtab:toy", split, KINDS)
         assert part.labels.tolist() == [i % 4 for i in numbers(part)]
+        assert [part.path(i) for i in range(len(part))] == [f"vtab:toy/train[{i}]" for i in numbers(part)]
     assert available("toy", tmp_path) == "published"
     assert set(load_dataset("vtab:toy", "val", root=tmp_path, classes=(2, 0)).classes) == {"c", "a"}
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("options", [{}, {"part": 0.5}, {"classes": (1, 3)}])
+def test_the_same_images_are_excluded_from_every_split(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The parts of this set overlap: 200 images are in train and in val."""
+    name, listed = "vtab:toy", tmp_path / "exclude.txt"
+    val = load_dataset(name, "val", root=tmp_path)
+    listed.write_text("\n".join(val.path(i) for i in range(0, 200, 3)))
+    for split in ("train", "trainval"):
+        whole = load_dataset(name, split, root=tmp_path, **options)
+        left = load_dataset(name, split, root=tmp_path, exclude=listed, **options)
+        assert numbers(left) == [i for i in numbers(whole) if i not in numbers(val)[::3]]
+        assert len(left) < len(whole)
 
 
 def test_other_data_is_refused(toy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

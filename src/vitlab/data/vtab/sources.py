@@ -1,10 +1,11 @@
 """The published data sets of VTAB: where they come from, their files, and how they are located or downloaded."""
 
+import fcntl
 import logging
 import shutil
 import tarfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from vitlab.data.downloads import download as download_file
 from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+"""A file in the folder of downloads, locked by the process that writes there; it names the archive being unpacked."""
 
 
 class Source(NamedTuple):
@@ -54,17 +58,16 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
     required = source.required.get(split) or source.required["all"]
     folders = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
     folder, missing = _most_complete(folders, required)
-    if missing:
-        need = f"{name} needs {' and '.join(missing)} (from {source.page}; license: {source.license})"
+    if missing or (source.files and folder.is_relative_to(root / name) and _unpacking(root / name)):
+        what = " and ".join(missing) or "its archives unpacked"
+        need = f"{name} needs {what} (from {source.page}; license: {source.license})"
         need += f"; looked in {', '.join(map(str, folders))}"
         if source.access != "automatic":
             consent = ", after consent to its license" if source.access == "license" else ""
             raise UserError(f"{need}: download it by hand{consent}, and put it there or give another root")
         _require_download(need, download)
-        for url, digest in source.files.get(split) or source.files["all"]:
-            archive = root / name / url.rpartition("/")[2]
-            download_file(url, archive, digest)
-            _unpack(archive)
+        files = source.files.get(split) or source.files["all"]
+        _download_and_unpack(files, root / name, lambda: bool(_most_complete(folders, required)[1]))
         folder, missing = _most_complete(folders, required)
         if missing:
             raise UserError(
@@ -77,6 +80,28 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
             _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
             download_file(url, list_file, digest)
     return folder
+
+
+def _download_and_unpack(files: Sequence[Sequence[str]], folder: Path, is_missing: Callable[[], bool]) -> None:
+    """Downloads files into `folder` and unpacks archives; of several processes one does, and the others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        missing, interrupted = is_missing(), _unpacking(folder)
+        for url, digest in files:
+            archive = folder / url.rpartition("/")[2]
+            if missing or archive.name == interrupted:
+                download_file(url, archive, digest)
+                lock.truncate(0)
+                lock.write(archive.name)
+                lock.flush()
+                _unpack(archive)
+        lock.truncate(0)
+
+
+def _unpacking(folder: Path) -> str:
+    """The archive that is being unpacked, or was when a process was killed; "" for none."""
+    return (folder / LOCK).read_text() if (folder / LOCK).exists() else ""
 
 
 def _require_download(need: str, allowed: bool) -> None:
@@ -102,9 +127,9 @@ def _unpack(archive: Path) -> None:
         _extract(archive)
     except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
-    archive.unlink()
     for inner in archive.parent.glob("*/*.tar.gz"):
         _unpack(inner)
+    archive.unlink(missing_ok=True)  # last: a call that is interrupted unpacks it again
 
 
 def _extract(archive: Path) -> None:
