@@ -159,7 +159,7 @@ def test_there_is_one_training_loop() -> None:
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
-    assert loops == ["train/loop.py"]
+    assert loops == ["train/step.py"]
 
 
 @pytest.mark.parametrize("path", named(SOURCES))
