@@ -1,6 +1,7 @@
 """docs/quickstart.ipynb runs from its first cell to its last; and the functions of `vitlab.api` that it calls."""
 
 import ast
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from vitlab.api import Predictions
 from vitlab.evaluation.options import ModelOptions
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.pipelines.finetune import Finetuned
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "quickstart.ipynb"
 
@@ -105,3 +107,25 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
         vitlab.finetune(checkpoint, "folder:flowers", recipe="stagd")
     with pytest.raises(ValueError, match="'soon' is not a time"):
         vitlab.finetune(checkpoint, "folder:flowers", budget="soon")
+
+
+def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They keep the data set; those of the recipe stay automatic."""
+    configs: list[Any] = []
+
+    def finetune(checkpoint: str, config: Any, folder: Path, **_: Any) -> Finetuned:
+        configs.append(config)
+        return Finetuned(config, {}, folder)
+
+    monkeypatch.setattr("vitlab.api.sweep_and_finetune", finetune)
+    recipe = vitlab.DataConfig(train_split="trainval", eval_split="test", eval_interpolation="bilinear")
+    for name, data in (
+        ("folder:x", dataclasses.replace(recipe, crop="none")),
+        ("digits", dataclasses.replace(recipe, eval_resize=40, part=0.5)),
+    ):
+        vitlab.finetune(None, name, data=data)
+    own, named = configs
+    assert own.data == dataclasses.replace(recipe, name="folder:x", crop="none", on_error="skip")
+    assert {"preprocessing", "part"} <= set(own.automatic)
+    assert (named.data.name, named.data.on_error, named.data.part) == ("digits", "raise", 0.5)
+    assert not {"preprocessing", "part"} & set(named.automatic)

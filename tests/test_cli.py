@@ -139,6 +139,18 @@ def test_predict_as_a_process(run: Path, tmp_path: Path) -> None:
     assert started.returncode == 1
 
 
+@pytest.mark.parametrize("words", [("list", "models"), ("--help",)])
+def test_a_reader_that_has_ended(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `| head`: the program ends well, with nothing on the standard error."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")  # or nothing is left to be written at the end
+    command = [sys.executable, "-c", f"input(); from vitlab.cli import main; main({words})"]
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.close()
+    assert started.communicate(b"\n")[1] == b""
+    assert started.returncode == 0
+
+
 def test_several_processes_print_once(run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
     """What torchrun does, without its start: both test their share, one prints what a single process prints."""
 

@@ -39,6 +39,16 @@ def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("clock")
+def test_what_was_done_before_took_no_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay("study", 30, "points", done=10) as progress:
+        progress.update(10, force=True)
+        progress.update(20, force=True)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "study: 10 of 30 points"
+    assert second == "study: 20 of 30 points · ETA 0:04"
+
+
+@pytest.mark.usefixtures("clock")
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay("x", 10, quiet=True) as progress:
         progress.update(5, force=True)
@@ -58,14 +68,15 @@ def test_nested_displays_share_one_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with ProgressDisplay("train", 10) as outer:
+    with ProgressDisplay("train [/b]", 10) as outer:
         assert list(track(range(3), 3, "evaluate")) == [0, 1, 2]
         with ProgressDisplay("silent", 3, quiet=True) as silent:
             silent.update(1, "unseen", force=True)
-        outer.update(5, "step 5")
-        assert [task.description for task in outer._bar.tasks] == ["train"]
+        outer.update(5, "step 5 [/i]")
+        assert [task.description for task in outer._bar.tasks] == ["train [/b]"]
     assert ProgressDisplay._live == []
     text = terminal.getvalue()
     assert "evaluate" in text
-    assert "step 5" in text
+    assert "train [/b]" in text
+    assert "step 5 [/i]" in text
     assert "unseen" not in text

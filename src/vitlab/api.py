@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.commands import print_note
+from vitlab.config import DataConfig
 from vitlab.display import format_table, parse_duration, preformatted
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
@@ -27,8 +28,7 @@ from vitlab.inspection.page import data_uri
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
-from vitlab.recipes.finetune import OWN_IMAGES
-from vitlab.recipes.given import check_given, settle, without_replaced
+from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
 from vitlab.settings import nearest
 from vitlab.weights.recommended import DEFAULT
 
@@ -43,6 +43,7 @@ def finetune(
     budget: str | float | None = None,
     workdir: str | Path | None = None,
     recipe: str = "staged",
+    data: DataConfig | None = None,
     image_size: int | None = None,
     device: str = "auto",
     log: Callable[[str], None] = print_note,
@@ -53,7 +54,9 @@ def finetune(
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
     FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
-    sweep, and with both `optim.lr` is not used. Raises UserError for bad settings or data.
+    sweep, and with both `optim.lr` is not used. data: further settings of the images, in place of the recipe's; its
+    name is `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or
+    data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
@@ -63,10 +66,10 @@ def finetune(
         given |= {"optim.lr"} if not settings.get("learning_rates") else set()
     check_given(given, budget is not None)
     config = without_replaced(FINETUNE[recipe](), given)
-    on_error = "skip" if dataset.startswith(OWN_IMAGES) else config.data.on_error
-    data = dataclasses.replace(config.data, name=dataset, on_error=on_error)
-    config = dataclasses.replace(config, **{"data": data} | settings)
-    config = settle(config, given)
+    data = with_dataset(data or config.data, dataset)
+    names = (field.name for field in dataclasses.fields(DataConfig))
+    given |= {f"data.{name}" for name in names if getattr(data, name) != getattr(config.data, name)}
+    config = settle(dataclasses.replace(config, data=data, **settings), given)
     folder = default_workdir(dataset) if workdir is None else workdir
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}

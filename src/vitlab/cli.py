@@ -32,7 +32,7 @@ def parse(argv: Sequence[str]) -> Any:
     if not argv or argv[0] in HELP:
         from vitlab.commands.help import overview
 
-        print(overview(), file=sys.stdout if argv else sys.stderr)
+        print(overview(), file=sys.stdout if argv else sys.stderr, flush=True)
         raise SystemExit(0 if argv else 2)
     name, *words = argv
     if name.startswith("-"):
@@ -71,8 +71,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         code = command.run()
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has ended (`| head`)
+    except BrokenPipeError:  # the reader has ended (`| head`)
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # which Python flushes at its end
+            os.dup2(null, stream.fileno())
         code = 0
     except (UserError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):

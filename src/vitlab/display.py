@@ -20,19 +20,23 @@ Item = TypeVar("Item")
 class ProgressDisplay:
     """Progress towards `total` on the standard error: a bar on a terminal, elsewhere a line now and then.
 
-    A context manager. `total` counts `unit`, such as images or steps. `quiet` shows nothing, as on ranks other than 0.
+    A context manager. `total` counts `unit`, such as images or steps, of which `done` were done before. `quiet` shows
+    nothing, as on ranks other than 0.
     """
 
     _live: ClassVar[list[Progress]] = []
     """The bars on the terminal: at most one `Progress`, to which nested displays add their bar."""
 
-    def __init__(self, label: str, total: int | float, unit: str = "images", quiet: bool = False) -> None:
-        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
+    def __init__(
+        self, label: str, total: int | float, unit: str = "images", quiet: bool = False, done: int = 0
+    ) -> None:
+        self.label, self.total, self.unit, self.quiet, self._done_before = label, total, unit, quiet, done
         if self._live:
             self._bar = self._live[0]
         else:
             console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+            label_column = TextColumn("{task.description}", markup=False)
+            columns = (label_column, BarColumn(), TextColumn("{task.fields[status]}", markup=False))
             self._bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
         self._console = self._bar.console
         self._is_outermost = False
@@ -72,8 +76,9 @@ class ProgressDisplay:
         if self.quiet or (not self.on_terminal and silent and not force):
             return
         if status is None:
-            left = (self.total - done) * (now - self._start) / done if done else 0.0
-            status = f"{done:,.0f} of {self.total:,.0f} {self.unit} · ETA {format_duration(left)}"
+            new = done - self._done_before
+            eta = f" · ETA {format_duration((self.total - done) * (now - self._start) / new)}" if new else ""
+            status = f"{done:,.0f} of {self.total:,.0f} {self.unit}{eta}"
         self._bar.update(self._task, completed=done, total=self.total, status=printable(status))
         if not self.on_terminal:
             self.say(status)

@@ -16,6 +16,7 @@ REQUIRED_SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     "data": {
         "min_area": ("crop", "inception"),
         "pad": ("crop", "pad"),
+        "crop_resize": ("crop", "random"),
         "randaugment_magnitude": ("randaugment_layers", ABOVE_0),
     },
 }

@@ -224,6 +224,18 @@ def test_other_origins_paths_and_lengths_are_refused(address: str) -> None:
     assert request(address, "/inspect", "POST", b"", **{"Content-Length": str(2**40)})[0] == 413
 
 
+def test_a_browser_that_leaves_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen() as listening:
+        for error in (BrokenPipeError("gone"), KeyError("a bug")):
+            try:
+                raise error
+            except (BrokenPipeError, KeyError):
+                listening.handle_error(None, (HOST, 1))
+    printed = capsys.readouterr().err
+    assert "a bug" in printed
+    assert "gone" not in printed
+
+
 def test_twenty_requests_at_once_have_twenty_answers(address: str, folder: Path) -> None:
     body, start = (folder / "photo.jpg").read_bytes(), threading.Barrier(20)
 

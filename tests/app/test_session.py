@@ -20,6 +20,7 @@ from vitlab.inspection.capture import capture
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import Checkpoint, class_names, convert, load_checkpoint, save_model
+from vitlab.weights.detect import find_checkpoint
 
 SMALL = ViTConfig(image_size=(16, 24), patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=7)
 PHOTO = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
@@ -81,6 +82,16 @@ def test_all_checkpoints_of_a_folder_but_no_pickle(folder: Path) -> None:
     assert paths["run"] == str(folder / "run")
 
 
+def test_a_folder_that_cannot_be_read_is_not_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(path: str | Path) -> object:
+        if Path(path).name == "lost":
+            raise PermissionError(13, "Permission denied", str(path))
+        return find_checkpoint(path)
+
+    monkeypatch.setattr("vitlab.app.session.find_checkpoint", find)
+    assert list(find_checkpoints(folder)) == ["broken", "google.npz", "other", "run", "saved"]
+
+
 @pytest.mark.parametrize("name", ["run", "google.npz", "run/model"])
 def test_one_checkpoint(folder: Path, name: str) -> None:
     assert find_checkpoints(folder / name) == {Path(name).name: str(folder / name)}
@@ -134,6 +145,18 @@ def test_any_error_of_loading_is_a_message(folder: Path, monkeypatch: pytest.Mon
     session = Session(folder, Limits(), device="cpu")
     monkeypatch.setattr("vitlab.app.session.load_checkpoint", load_checkpoint)
     assert "saved cannot be loaded: out of memory" in session.inspect("saved", "a.png", png(PHOTO))["message"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("tried 9 GB"), MemoryError()])
+def test_out_of_memory_is_a_message(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inspect_image(*_: object) -> str:
+        raise error
+
+    session = Session(folder / "saved", Limits(), device="cpu")
+    monkeypatch.setattr("vitlab.app.session.inspect_image", inspect_image)
+    parts = session.inspect("saved", "a.png", png(PHOTO))
+    assert 'role="alert"' in parts["message"]
+    assert (str(error) or "MemoryError") in parts["message"]
 
 
 # ---- images ----

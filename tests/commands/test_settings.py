@@ -107,6 +107,17 @@ def test_a_switch_resets_settings_without_effect(words: str, area: float, pad: i
     assert (data.min_area, data.pad) == (area, pad)
 
 
+@pytest.mark.parametrize(("crop", "resize"), [("none", None), ("pad", None), ("random", 448)])
+def test_another_crop_in_place_of_a_random_one(crop: str, resize: int | None) -> None:
+    data = config_of(f"vtab m --data.crop {crop}").data
+    assert (data.crop, data.crop_resize) == (crop, resize)
+
+
+def test_a_random_crop_in_place_of_another() -> None:
+    data = config_of("finetune m --dataset digits --data.crop random --data.crop-resize 40").data
+    assert (data.crop, data.crop_resize, data.min_area) == ("random", 40, 0.05)
+
+
 def test_model_by_name() -> None:
     config = config_of("pretrain jft --model ViT-L/16 --model.dropout 0.2")
     assert (config.model.depth, config.model.dropout, config.optim.lr) == (24, 0.2, 4e-4)

@@ -80,14 +80,17 @@ def test_ratio_to_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert row["tflops"] == pytest.approx(20 * 6 * TINY.forward_macs / 1e12)
     assert row["ceiling"]["share"]["median"] == 0.5
 
-    def different(name: str, work: Work) -> Any:
-        if name == "timm":
-            raise ParityError("different logits")
-        return build(name, work)
+    for error in (ParityError("different logits"), torch.OutOfMemoryError("out of memory")):
 
-    monkeypatch.setattr(module, "build", different)
-    (row,) = bench(NAMES, settings, tmp_path / "b")["rows"]
-    assert (row["unable"], row["ratio"]) == ({"timm": "different logits"}, {})
+        def failing(name: str, work: Work, error: Exception = error) -> Any:
+            if name == "timm":
+                raise error
+            return build(name, work)
+
+        monkeypatch.setattr(module, "build", failing)
+        (row,) = bench(NAMES, settings, tmp_path / str(error))["rows"]
+        assert (row["unable"], row["ratio"]) == ({"timm": str(error)}, {})
+        assert row["contenders"][OURS]["images_per_s"]["median"] == 20
 
 
 def test_what_does_not_fit_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +148,20 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with Image.open(tmp_path / "out/bench.png") as image:
         assert min(image.size) > 300
     code, out, _ = call(capsys, "bench", "Tiny/*", *words, "--json")
+    assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "out/bench.json").read_text())
     assert 0.9 * 102 < json.loads(out)["rows"][0]["largest"] <= 102  # MiB in 0.1 GiB
+
+
+def test_skipped_rows_fail_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "peak_bytes", lambda name, work: work.config.image_hw[0] * MIB)
+    words = "Tiny/8 --sizes 16 24 --batch 2 --seconds 1e-6 --rounds 2 --memory 0.02 --dtype float32 --no-largest"
+    code, out, _ = call(capsys, "bench", *words.split())
+    assert code == 1
+    assert "skipped: Tiny/8, 24 pixels, infer: a batch of 2 does not fit" in out
+    assert "skipped: Tiny/8, 16" not in out
+    words = words.replace("24 ", "")
+    assert call(capsys, "bench", *words.split())[0] == 0
 
 
 @pytest.mark.parametrize(

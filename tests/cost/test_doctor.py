@@ -74,6 +74,16 @@ def test_a_torchvision_that_cannot_be_imported_is_reported(monkeypatch: pytest.M
     assert doctor._versions()["torchvision"] == "RuntimeError: operator torchvision::nms does not exist"
 
 
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = doctor.metadata.version
+
+    def missing(name: str) -> str:
+        return version("no-such-package" if name == "simplejpeg" else name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    assert doctor._versions()["simplejpeg"] == "not installed"
+
+
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="missing is not a folder"):
         doctor.diagnose(tmp_path / "missing")

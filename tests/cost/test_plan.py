@@ -74,6 +74,14 @@ def test_finetuning_counts_with_its_search() -> None:
 
 
 @pytest.mark.usefixtures("_no_counting")
+def test_the_peak_does_not_fit_every_run() -> None:
+    """A fraction of it for float32 is taken as given, and frozen blocks are said to count."""
+    assert on_h100(dataclasses.replace(SMALL, precision="float32"), mfu="0.05")["mfu"] == pytest.approx(0.05)
+    frozen = on_h100(dataclasses.replace(SMALL, trained_blocks=1))
+    assert "assumed, as if all blocks were trained)" in format_estimate(frozen)
+
+
+@pytest.mark.usefixtures("_no_counting")
 def test_the_number_of_your_own_images() -> None:
     """Is required where it decides the length of the run."""
     recipe = FINETUNE["custom"]()
@@ -126,12 +134,13 @@ def test_fine_tuning_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, whose peak is unknown."""
     monkeypatch.setattr(plan, "SECONDS", 0.01)
+    monkeypatch.setattr(plan, "free_memory", lambda _: 2 * 10**9)  # as in a container with a limit
     cost = on_h100(SMALL, device="cpu", mfu="measured")
     assert cost["mfu"] is None
     assert cost["mfu_source"] == "measured here, on cpu, with 64 images at once"
     assert 1e-5 < cost["tflops"] < 100
     assert cost["hours"] == pytest.approx(cost["exaflops"] * 1e6 / cost["tflops"] / 3600)
-    assert cost["memory_bytes"] > 1e9
+    assert cost["memory_bytes"] == 2 * 10**9
     monkeypatch.setattr(plan, "_measured_flops", lambda *_: (cost["tflops"] * 1e12, ""))
     two = on_h100(SMALL, device="cpu", count=2, mfu="measured")  # two machines, each with its speed and memory
     assert (two["hours"], two["memory_bytes"]) == (pytest.approx(cost["hours"] / 2), cost["memory_bytes"])
@@ -149,7 +158,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "tiny-digits", "--device", "a100", "--count", "8", "--fsdp", "--activation-checkpointing"]
     code, out, _ = call(capsys, *words)
     assert code == 0
-    assert "of 8 a100 at 125 TFLOP/s each (MFU 40.0%, assumed)" in out
+    assert "of 8 a100 at 125 TFLOP/s each (MFU 40.0% of the bfloat16 peak, assumed)" in out
     assert "(autocast, blocks recomputed; 8 of its 8 images at once; this run: fsdp)" in out
     code, out, _ = call(capsys, *words, "--json")
     cost = json.loads(out)
@@ -189,6 +198,8 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("tiny-digits --count 65", "count is 65"),
         ("jft --mfu 40", "--mfu is 40"),
         ("jft --mfu fast", "--mfu is fast"),
+        ("jft --precision float32", "the known peak is that of bfloat16; give --mfu measured"),
+        ("staged --finetune --examples 900 --runs 0", "runs is 0"),
         ("tiny-digits --device cpu", "the peak of a CPU is unknown"),
         ("jft --image-kb 0", "image_kb=0.0"),
     ],

@@ -162,6 +162,12 @@ def test_figures_against_a_plain_loop(logits: Tensor, kind: str) -> None:
         np.testing.assert_array_equal(result.confusion, confusion)
 
 
+def test_saturated_probabilities_are_ranked_by_their_logits() -> None:
+    dataset = dataclasses.replace(with_sets(images(2, 3), [[2], [1, 2]]), alternatives=False)
+    result = evaluate(Table(torch.tensor([[30.0, 40.0, 50.0], [30.0, 50.0, 40.0]])), dataset, (4, 4))
+    assert (result.predictions.tolist(), result.confidences.tolist()) == ([2, 1], [1.0, 1.0])
+
+
 def test_table_of_known_predictions() -> None:
     logits = torch.eye(4)[[0, 0, 0, 1, 2, 2]] * 20
     classes = ("a", "\x1b[31mb", "c", "d")

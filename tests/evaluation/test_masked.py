@@ -16,6 +16,7 @@ from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConf
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
+from vitlab.evaluation import masked
 from vitlab.evaluation.masked import (
     MaskedEvaluation,
     evaluate_masked,
@@ -31,7 +32,7 @@ from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
-from vitlab.train.masking import MASK, MaskedViT, class_colors
+from vitlab.train.masking import MASK, MaskedViT, class_colors, draw_corruption
 from vitlab.weights import load_metadata, load_model, save_model
 
 MODEL = ViTConfig(
@@ -276,6 +277,21 @@ def test_regression_reconstructs_pixels() -> None:
     np.testing.assert_array_equal(drawn["target"], drawn["image"])
     for position in (0, 5, 9, 15):
         assert (np.abs(patch_of(drawn["predicted"], position).astype(int) - 127.5) < 1).all()
+
+
+def test_reconstructions_are_of_the_patches_of_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[torch.Tensor] = []
+
+    def recorded(*args: Any) -> torch.Tensor:
+        plans.append(draw_corruption(*args))
+        return plans[-1]
+
+    monkeypatch.setattr(masked, "draw_corruption", recorded)
+    model, data = MaskedViT(MODEL, MaskingConfig()).eval(), flat([0, 80, 160, 240])
+    evaluate_masked(model, data)
+    write_reconstructions(model, data, tmp_path, count=2)
+    evaluated, drawn = plans
+    assert torch.equal(drawn, evaluated[[0, 2]])
 
 
 def test_unreadable_images_are_left_out(tmp_path: Path) -> None:

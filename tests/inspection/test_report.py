@@ -118,6 +118,15 @@ def test_many_classes_and_classes_without_images() -> None:
         training_page("T", "L", [replace(many, classes=many.classes[1:])])
 
 
+def test_too_many_classes_for_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most frequent confusions are still listed."""
+    monkeypatch.setattr("vitlab.inspection.report.MAX_DRAWN_CLASSES", 2)
+    markup = Page(training_page("T", "L", [section()]))
+    assert "21 of 24 test images were predicted correctly. The matrix of 3 classes is too large" in markup.words
+    assert not [image for image in markup.all("img") if "Confusion" in image["alt"]]
+    assert "28.6%" in markup.words
+
+
 # ---- the page of a checkpoint ----
 
 

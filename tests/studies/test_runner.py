@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small_study import FILES, SMALL, contents, have_ended, holders, steps_done, variants
 
 from vitlab.config import FewShotConfig
@@ -116,7 +117,7 @@ def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path
 @pytest.mark.usefixtures("forked")
 def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
     once(lambda: holders(tmp_path), lambda: os.kill(next(iter(holders(tmp_path))), signal.SIGKILL))
-    with pytest.raises(StudyError, match="a process was killed"):
+    with pytest.raises(StudyError, match="a process was killed or failed"):
         run_study(SMALL, plan(SMALL, "tiny", tmp_path), processes=1, device="cpu")
 
 
@@ -188,6 +189,44 @@ def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytes
     assert "tuned.seed-0: it starts from rate-0.01.seed-0, which failed" in str(raised.value)
     assert "third.seed-0: it starts from tuned.seed-0, which failed" in str(raised.value)
     assert (len(ran), len(short.unfinished_points)) == (6, 3)
+
+
+def test_a_point_that_diverged_is_run_again_by_the_next_study_alone(
+    tmp_path: Path, simulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = planned(tmp_path, lambda points: points[:1])
+    name = short.points[0].name
+    write_json(short.folders[name] / "failed.json", {"error": "by another process"})
+    with pytest.raises(StudyError, match=f"{name}: by another process"):
+        run_unfinished_points(short, "cpu")
+    assert name not in simulated
+    monkeypatch.setattr("vitlab.studies.runner._run_workers", lambda plan, *_: run_unfinished_points(plan, "cpu"))
+    monkeypatch.setattr("vitlab.studies.runner.write_report", lambda *_: {})
+    monkeypatch.setattr(StudyPlan, "results", None)
+    run_study(SMALL, short, device="cpu")
+    assert name in simulated
+
+
+@pytest.mark.usefixtures("forked")
+def test_any_error_of_a_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(plan: StudyPlan, point: Point, device: str) -> None:
+        raise torch.OutOfMemoryError("tried 9 GB")
+
+    monkeypatch.setattr("vitlab.studies.runner._run", run)
+    with pytest.raises(StudyError, match=r"a process ended with OutOfMemoryError: tried 9 GB \(log: "):
+        run_study(SMALL, planned(tmp_path), processes=1, device="cpu")
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 6), ("cuda", 4)])
+def test_processes_by_default(device: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr("vitlab.studies.runner.choose_device", torch.device)
+    monkeypatch.setattr("vitlab.studies.runner.available_cores", lambda: 9)
+    monkeypatch.setattr("vitlab.studies.runner._run_workers", lambda plan, count, *_: counts.append(count))
+    monkeypatch.setattr("vitlab.studies.runner.write_report", lambda *_: {})
+    monkeypatch.setattr(StudyPlan, "results", None)
+    run_study(SMALL, planned(tmp_path), device=device)  # six points
+    assert counts == [count]
 
 
 @pytest.mark.parametrize("cut", [True, False])

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.models import ViTConfig
+from vitlab.errors import UserError
+from vitlab.models import ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
@@ -121,3 +122,8 @@ def test_invalid_options_are_refused(tiny: Callable[..., ViT], options: dict[str
     model = tiny()
     with pytest.raises(ValueError, match=problem):
         adapt(model.config, model.state_dict(), **options)
+
+
+def test_a_resnet_has_no_positions_to_interpolate() -> None:
+    with pytest.raises(UserError, match="interpolation='bicubic' is for position embeddings, and a ResNet has none"):
+        adapt(ResNetConfig(), {}, interpolation="bicubic")

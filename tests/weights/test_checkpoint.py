@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,19 @@ import torch
 
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import ParityError, class_names, convert, load_checkpoint, load_metadata, load_model, save_model
+from vitlab.weights import (
+    ParityError,
+    checkpoint,
+    class_names,
+    convert,
+    load_checkpoint,
+    load_metadata,
+    load_model,
+    save_model,
+)
 from vitlab.weights.checkpoint import check_parity
 from vitlab.weights.google import write_google
+from vitlab.weights.timm import write_timm
 
 
 def test_options_reach_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -58,6 +69,45 @@ def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> No
     assert load_metadata(tmp_path / "wide") == card
     assert report["difference"] == 0
     assert report["parameters"] == load_model(tmp_path / "wide").config.num_parameters
+
+
+@pytest.mark.parametrize("to", ["google", "timm"])
+def test_a_conversion_that_fails_leaves_the_destination(
+    tmp_path: Path, tiny: Callable[..., ViT], to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tiny(), tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "theirs", to=to)
+    before = load_model(tmp_path / "theirs").state_dict()
+    save_model(tiny(), tmp_path / "other")
+    monkeypatch.setattr(checkpoint, "check_parity", lambda *args: check_parity(*args, tolerance=-1.0))
+    with pytest.raises(ParityError, match=r"theirs \(not written\) differ"):
+        convert(tmp_path / "other", tmp_path / "theirs", to=to)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "saved", "theirs"]
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in load_model(tmp_path / "theirs").state_dict().items()
+    )
+    monkeypatch.undo()
+    convert(tmp_path / "other", tmp_path / "theirs", to=to)
+    assert not torch.equal(load_model(tmp_path / "theirs").state_dict()["cls"], before["cls"])
+    if to == "timm":
+        (tmp_path / "theirs" / "notes").touch()
+        with pytest.raises(ValueError, match="already holds notes"):
+            convert(tmp_path / "other", tmp_path / "theirs", to=to)
+
+
+def test_a_conversion_keeps_where_a_checkpoint_is_from(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved", extra={"source": "hub:owner/name"})
+    convert(tmp_path / "saved", tmp_path / "copy", to="vitlab")
+    assert load_metadata(tmp_path / "copy")["source"] == "hub:owner/name"
+
+
+def test_classes_of_a_model_without_a_head_are_left_out(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    write_timm(tiny(num_classes=0), tmp_path / "timm", {})
+    settings = json.loads((tmp_path / "timm" / "config.json").read_text())
+    (tmp_path / "timm" / "config.json").write_text(json.dumps({**settings, "label_names": ["a", "b"]}))
+    assert "classes" not in load_checkpoint(tmp_path / "timm").metadata
+    convert(tmp_path / "timm", tmp_path / "copy", to="vitlab")
+    assert "classes" not in load_metadata(tmp_path / "copy")
 
 
 @pytest.mark.parametrize(("to", "block"), [("timm", "blocks.1."), ("huggingface", "encoder.layer.1.")])

@@ -14,6 +14,7 @@ from states import same
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_metadata, load_model, save_model
+from vitlab.weights.folder import processed_size
 
 
 @pytest.fixture
@@ -53,6 +54,14 @@ def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     card = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert (card["format"], card["version"]) == ("vitlab model", 1)
     assert card["model"] == dataclasses.asdict(tiny().config)
+
+
+@pytest.mark.parametrize(("crop", "expected"), [(None, 12), (12, 12), (15, 15), (16, 12), ((13, 20), 12)])
+def test_a_crop_of_which_patches_cover_more_warns(
+    tiny: Callable[..., ViT], caplog: pytest.LogCaptureFixture, crop: Any, expected: int
+) -> None:
+    assert processed_size(Preprocessing(12, crop_size=crop), tiny().config) == (expected, expected)
+    assert ("is not written" in caplog.text) == (expected == 12 and crop not in (None, 12))
 
 
 def test_only_a_saved_model_is_replaced(saved: Path, tiny: Callable[..., ViT]) -> None:

@@ -192,6 +192,9 @@ def test_positions_of_big_vision(tmp_path: Path, tiny: Callable[..., ViT]) -> No
         config = load_model(tmp_path / "fixed.npz", image_size=size).config
         assert isinstance(config, ViTConfig)
         assert (config.image_size, config.position, config.class_position) == (size or 224, "sincos2d", False)
+    write_google(tiny(patch_size=12, position="sincos2d", class_position=False), tmp_path / "patches.npz")
+    for size in (None, 96):  # 12 pixels do not divide 224
+        assert load_model(tmp_path / "patches.npz", image_size=size).config.image_size == (size or 216)
 
 
 # --- arrays ------------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peers import check_prepared, from_pretrained, photographs
+from peers import check_equal, check_prepared, from_pretrained, outputs, photographs
 from PIL import Image
 
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.huggingface import metadata_huggingface, write_huggingface
+from vitlab.weights.huggingface import metadata_huggingface, read_huggingface, write_huggingface
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # model_type, their class, and its settings
@@ -73,6 +73,7 @@ def test_older_and_shorter_settings(tmp_path: Path, kind: str, settings: dict[st
         {"size": {"shortest_edge": 224}, "do_center_crop": False},
         {"size": {"shortest_edge": 200}, "do_center_crop": True, "crop_size": 224},
         {"size": {"shortest_edge": 224, "longest_edge": 500}},
+        {"size": {"height": 300, "width": 400}, "do_center_crop": True, "crop_size": 224},
     ],
 )
 def test_settings_without_one_size_warn(
@@ -106,3 +107,17 @@ def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Cal
     assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
     with pytest.raises(ValueError, match="2 names, and the model has 5 outputs"):
         write_huggingface(tiny(), tmp_path, {"classes": ["a", "b"]})
+
+
+@pytest.mark.parametrize("resize", [None, 20])
+@torch.no_grad()
+def test_pixels_that_no_patch_covers_are_written(tmp_path: Path, tiny: Callable[..., ViT], resize: int | None) -> None:
+    model = tiny()
+    prepared = Preprocessing(12, resize, crop_size=15, crop_offset="floor", mean=(0.5,) * 3, std=(0.5,) * 3)
+    write_huggingface(model, tmp_path, {"preprocessing": prepared.to_metadata()})
+    assert Preprocessing.read(metadata_huggingface(tmp_path), "") == prepared
+    assert read_huggingface(tmp_path)[0].image_size == 12
+    image = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
+    pixels = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (1, 3, 15, 15)
+    check_equal(model(pixels[..., :12, :12]), outputs(from_pretrained(tmp_path, head=True), pixels))

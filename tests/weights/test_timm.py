@@ -366,7 +366,7 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
 @pytest.mark.parametrize(("resize", "first"), [(19, (19, 19)), (None, (16, 16))])
 def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | None, first: Any) -> None:
     config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
-    extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "source": "digits"}
+    extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "multi_label": bool(resize)}
     write_timm(build_model(config), tmp_path, extra)
     theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert theirs.pretrained_cfg["label_names"] == extra["classes"]
@@ -376,6 +376,21 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     prepared = Preprocessing(16, resize, mean=(0.5,) * 3, std=(0.5,) * 3, keep_aspect=bool(resize))
     card = metadata_timm(tmp_path)
     assert card["classes"] == extra["classes"]
+    assert card.get("multi_label", False) == bool(resize)
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
         write_timm(build_model(config), tmp_path, {"classes": ["a", "b"]})
+
+
+@torch.no_grad()
+def test_pixels_that_no_patch_covers_are_written(tmp_path: Path) -> None:
+    model = noisy(build_model(ViTConfig(**{**VIT, "image_size": 16})))
+    prepared = Preprocessing(16, 24, crop_size=19, mean=(0.5,) * 3, std=(0.5,) * 3)
+    write_timm(model, tmp_path, {"preprocessing": prepared.to_metadata()})
+    assert Preprocessing.read(metadata_timm(tmp_path), "") == prepared
+    assert read_timm(tmp_path)[0].image_size == 16
+    theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    transform: Any = create_transform(**resolve_data_config(model=theirs))
+    assert [step.size for step in transform.transforms[:2]] == [24, (19, 19)]
+    inputs = images(19)
+    check_equal(model(inputs[..., :16, :16]), theirs.eval()(inputs))

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.timm import metadata_timm, timm_layout
 from vitlab.weights.timm_arguments import is_eva, timm_settings
 
@@ -42,6 +44,22 @@ def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
         card = timm_settings(ViTConfig(image_size=side, patch_size=8), {"eval_resize": resize})
         (tmp_path / "config.json").write_text(json.dumps(card))
         assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
+
+
+@pytest.mark.parametrize(
+    ("size", "resize", "keep_aspect", "warnings"),
+    [(16, 24, True, 0), ((16, 24), None, True, 0), ((16, 24), 32, True, 2), ((16, 24), 32, False, 2)],
+)
+def test_a_crop_that_is_not_square_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: Any, resize: int | None, keep_aspect: bool, warnings: int
+) -> None:
+    """Written and read: timm resizes both sides in proportion to those of the crop."""
+    prepared = Preprocessing(size, resize, keep_aspect)
+    card = timm_settings(ViTConfig(image_size=size, patch_size=8), {"preprocessing": prepared.to_metadata()})
+    (tmp_path / "config.json").write_text(json.dumps(card))
+    assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
+    assert caplog.text.count("images of that aspect ratio") == warnings
+    assert "squashed" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
     checkpoint = load_checkpoint(folder)
     prepared = Preprocessing(378, 426, interpolation="bicubic", crop_size=384, mean=(0.5,) * 3, std=(0.5,) * 3)
     assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (378, prepared)
-    assert "(384, 384) pixels are resized to 378" in caplog.text
+    edit_card(folder, model_args={**args, "patch_size": [14, 14]})
+    assert load_checkpoint(folder).preprocessing == prepared
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

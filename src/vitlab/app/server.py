@@ -3,9 +3,11 @@
 import contextlib
 import json
 import socketserver
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from vitlab.app.session import Limits, Session
@@ -62,6 +64,10 @@ class Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)  # HTTPServer would resolve the host's name
         self.server_name, self.server_port = HOST, self.server_address[1]
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # the browser has gone
+            super().handle_error(request, client_address)
+
 
 class Handler(BaseHTTPRequestHandler):
     """GET / is the page; POST /inspect?checkpoint=NAME&name=FILE, with the image as its body, its parts as JSON."""
@@ -70,13 +76,15 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        if self._is_allowed() and self.path == "/":
-            session = self.server.session
-            context = {"names": list(session.paths), "message": session.message(), "limits": session.limits}
-            text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
-            self._send(200, "text/html; charset=utf-8", text.encode())
-        elif self._is_allowed():
+        if not self._is_allowed():
+            return
+        if self.path != "/":
             self._send(404, "text/plain", b"There is no such page.")
+            return
+        session = self.server.session
+        context = {"names": list(session.paths), "message": session.message(), "limits": session.limits}
+        text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
+        self._send(200, "text/html; charset=utf-8", text.encode())
 
     def do_POST(self) -> None:
         if not self._is_allowed():

@@ -63,7 +63,8 @@ class Limits:
 def find_checkpoints(path: str | Path) -> dict[str, str]:
     """Name -> location of the checkpoint at `path`, or of all directly in that folder.
 
-    A corrupt file is included and raises when it is loaded. Raises UserError where there is none.
+    A corrupt file is included and raises when it is loaded; a folder that cannot be read is not. Raises UserError where
+    there is none.
     """
     folder = Path(path)
     entries = sorted(folder.iterdir()) if folder.is_dir() and not _is_checkpoint(folder) else []
@@ -76,7 +77,7 @@ def find_checkpoints(path: str | Path) -> dict[str, str]:
 def _is_checkpoint(path: Path) -> bool:
     try:
         return bool(find_checkpoint(path))
-    except UserError:
+    except (UserError, OSError):
         return False
 
 
@@ -121,8 +122,8 @@ class Session:
                 if name:
                     result = inspect_image(loaded, self.limits.read(data, name), name)
             message = self.message(name)
-        except (ValueError, OSError) as error:
-            message = self.message(refusal=str(error))
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:  # the last two: out of memory
+            message = self.message(refusal=str(error) or type(error).__name__)
         return {"message": message, "result": result, "model": model}
 
 

@@ -12,8 +12,7 @@ from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.recipes.finetune import OWN_IMAGES
-from vitlab.recipes.given import check_given, settle, without_replaced
+from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
 from vitlab.settings import nearest
 from vitlab.switches import REQUIRED_SWITCHES, has_effect
 
@@ -114,11 +113,16 @@ def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
         config = dataclasses.replace(config, fewshot=FewShotConfig())
     for section, settings in REQUIRED_SWITCHES.items():
         part = getattr(config, section)
+        defaults, switches = {}, {}
         for name, (switch, wanted) in settings.items():
-            value = arguments.value(f"--{section}.{switch.replace('_', '-')}")
+            text = arguments.value(f"--{section}.{switch.replace('_', '-')}")
             with contextlib.suppress(ValueError):  # tyro reports an invalid value of the switch
-                if value is not None and not has_effect(type(getattr(part, switch))(value), wanted):
-                    part = dataclasses.replace(part, **{name: getattr(type(part), name)})
+                if text is not None and not has_effect(value := type(getattr(part, switch))(text), wanted):
+                    defaults[name], switches[switch] = getattr(type(part), name), value
+        for changes in (defaults, defaults | switches):  # crop_resize returns to None only with its switch
+            with contextlib.suppress(ValueError):
+                part = dataclasses.replace(part, **changes)
+                break
         config = dataclasses.replace(config, **{section: part})
     return config
 
@@ -152,9 +156,8 @@ def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
 
 
 def _data(command: Any, arguments: Arguments) -> Any:
-    """The data settings with --dataset and --root. Unreadable files of one's own are skipped."""
+    """The data settings with --dataset and --root."""
     data = command.config.data
     if command.dataset is not None:
-        skip = command.dataset.startswith(OWN_IMAGES) and "--data.on-error" not in arguments.flags
-        data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skip else data.on_error)
+        data = with_dataset(data, command.dataset, arguments.given)
     return data if command.root is None else dataclasses.replace(data, root=command.root)

@@ -82,14 +82,15 @@ class Bench:
 
     def run(self) -> int:
         print_note(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} ...")
-        from vitlab.cost.bench import FIGURE_12, bench, table
+        from vitlab.cost.bench import FIGURE_12, bench, skipped_rows, table
 
         result = bench(self.models or FIGURE_12, self.options, self.out)
         rows = table(result)
         note = "ceiling: TFLOP/s of the products alone" if rows else "nothing could be measured"
         files = f"figure: {self.out / 'bench.png'} · result: {self.out / 'bench.json'}"
-        print_result(result, self.json, f"{format_table(rows)}\n{note}\n{files}")
-        return 0 if rows else 1
+        skipped = skipped_rows(result)
+        print_result(result, self.json, "\n".join([format_table(rows), note, *skipped, files]))
+        return 1 if skipped else 0
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ class Plan:
     device: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(DEVICES)}; cpu: a machine like this.")] = "h100"
     count: int = 1
     """Processes, each with one device (cpu: one machine)."""
-    mfu: str = "0.4"
-    """Model FLOPs utilization, which `vitlab bench MODEL --mode train` measures; or `measured`, which trains on this
-    machine for some seconds."""
+    mfu: str | None = None
+    """Model FLOPs utilization, of the peak in bfloat16, which `vitlab bench MODEL --mode train` measures; or
+    `measured`, which trains on this machine for some seconds; default: 0.4, and required in float32."""
     examples: int | None = None
     """Images of the training split; required if `vitlab list datasets` does not give it."""
     image_kb: float = 110.0

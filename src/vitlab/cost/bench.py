@@ -25,7 +25,7 @@ from vitlab.inspection.panels import Panel, Series
 from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.train.memory import inference_bytes, rank_bytes
-from vitlab.train.microbatch import free_memory
+from vitlab.train.microbatch import GIB, free_memory
 from vitlab.train.precision import choose_device, cpu_is_faster_in_bfloat16, device_name, keep_freed_memory
 from vitlab.train.throughput import peak_flops
 from vitlab.train.workdir import write_json
@@ -38,7 +38,6 @@ MIN_GAIN = 1.05
 """A batch twice as large must be this much faster to be chosen."""
 CEILING = "ceiling"
 TITLES = {"infer": "Inference", "train": "Training"}
-GIB = 2**30
 Key = tuple[Mode, str, int]
 """Mode, model and image size of a row."""
 
@@ -77,6 +76,7 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
         torch.cuda.set_device(device)
     record = _open_record(out / "bench.json", options, device)
     rows = {(row["mode"], row["model"], row["image_size"]): row for row in record["rows"] if "skipped" not in row}
+    write_json(out / "bench.json", record | {"rows": list(rows.values())})  # what was skipped is tried again if given
     with ProgressDisplay("bench", len(keys), "rows") as display:
         for number, key in enumerate(keys):
             if key in rows:
@@ -157,8 +157,12 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     for contender in names:
         try:
             peak = peak_bytes(contender, work)
+            if peak is None and device.type == "cuda":
+                raise UserError(f"a batch of {work.batch} does not fit")
             steps[contender], peaks[contender] = build(contender, work), peak
-        except (ValueError, ParityError) as error:
+        except (ValueError, ParityError, torch.OutOfMemoryError) as error:
+            if contender == OURS:
+                raise
             unable[contender] = str(error)
     products = measure.count_products(config, work.batch, mode == "train")
     steps[CEILING] = measure.products_step(products, getattr(torch, work.dtype), device)
@@ -244,6 +248,12 @@ def fastest_batch(work: Work, fits: Callable[[int], bool]) -> int:
 def table(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The measured rows as rows of a table."""
     return [_cells(row, record["settings"]["against"]) for row in record["rows"] if "skipped" not in row]
+
+
+def skipped_rows(record: Mapping[str, Any]) -> list[str]:
+    """A line with the reason for each row that was not measured."""
+    rows = (row for row in record["rows"] if "skipped" in row)
+    return [f"skipped: {row['model']}, {row['image_size']} pixels, {row['mode']}: {row['skipped']}" for row in rows]
 
 
 def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> dict[str, Any]:

@@ -101,9 +101,12 @@ def _format(value: Any) -> str:
 
 def _versions() -> dict[str, str]:
     """Version by package; for torchvision its error if it cannot be imported."""
-    names = ("torch", "torchvision", "numpy", "pillow", "simplejpeg")
     versions = {"vitlab": vitlab.__version__, "python": platform.python_version()}
-    versions |= {name: metadata.version(name) for name in names}
+    for name in ("torch", "torchvision", "numpy", "pillow", "simplejpeg"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
     try:
         importlib.import_module("torchvision")
     except (ImportError, OSError, RuntimeError, AttributeError) as error:  # as a build for another torch raises

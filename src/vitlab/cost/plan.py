@@ -22,12 +22,14 @@ from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.spec import Point, exaflops, updates
 from vitlab.train.memory import rank_bytes, weight_counts
+from vitlab.train.microbatch import free_memory
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.throughput import DEVICES, find_device
 
 CPU = "cpu"
 DAY = 24 * 3600
+DEFAULT_MFU = 0.4
 TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
 """Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
 SECONDS, ROUNDS = 1.0, 3
@@ -41,7 +43,7 @@ def estimate(
     *,
     device: str,
     count: int,
-    mfu: str,
+    mfu: str | None = None,
     model_name: str | None = None,
     examples: int | None = None,
     image_kb: float = 110.0,
@@ -49,12 +51,15 @@ def estimate(
     """The cost of a run, as plain data. Sizes are in bytes.
 
     device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a fraction
-    of the device's peak, or `measured`. examples: images of train, if unknown. Raises UserError for invalid arguments.
+    of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU. examples: images of train, if unknown. Raises
+    UserError for invalid arguments.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
+    if isinstance(config, FinetuneConfig) and not config.runs:
+        raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     examples = _examples(config, examples)
     config = _complete(config, examples, device)
     if count < 1 or config.batch_size % count:
@@ -66,7 +71,8 @@ def estimate(
     if mfu == "measured":
         flops, source = _measured_flops(config, device, memory["images_at_once"])
     else:
-        flops, source = _parse_mfu(mfu) * (peak or 0.0), "assumed"
+        flops, source = _parse_mfu(mfu, config.precision) * (peak or 0.0), "assumed"
+        source += ", as if all blocks were trained" if config.trained_blocks is not None else ""
     if not flops:
         raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     seconds = exa * 1e18 / (flops * count)
@@ -128,13 +134,18 @@ def core_days(exa: float) -> dict[str, float]:
     return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
 
 
-def _parse_mfu(mfu: str) -> float:
+def _parse_mfu(mfu: str | None, precision: str) -> float:
+    if mfu is None and precision == "float32":
+        raise UserError(
+            "precision is float32, and the known peak is that of bfloat16; give --mfu measured, or as a fraction of "
+            "that peak."
+        )
     try:
-        fraction = float(mfu)
+        fraction = float(DEFAULT_MFU if mfu is None else mfu)
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
-        raise UserError(f"--mfu is {mfu}; give a fraction of the device's peak, in (0, 1], or measured.")
+        raise UserError(f"--mfu is {mfu}; give a fraction of the device's peak in bfloat16, in (0, 1], or measured.")
     return fraction
 
 
@@ -158,7 +169,7 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     """Memory of a process with DDP and with FSDP, by parts, and whether it fits."""
     if device == CPU:
         precision = resolve_precision(config.precision, torch.device(CPU))
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = free_memory(torch.device(CPU)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     else:
         precision = "autocast" if config.precision == "auto" else config.precision
         available = DEVICES[device].memory
@@ -188,7 +199,8 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
     """The result of `estimate` as text."""
     hours, paper, memory = cost["hours"], cost["tpuv3_core_days"], cost["memory"]
     length = "" if cost["epochs"] is None else f" = {cost['epochs']:.3g} epochs of {cost['examples']:,} images"
-    mfu = f"MFU {cost['mfu']:.1%}, {cost['mfu_source']}" if cost["mfu"] else cost["mfu_source"]
+    of_peak = f"MFU {cost['mfu']:.1%} of the bfloat16 peak, " if cost["mfu"] else ""
+    mfu = f"{of_peak}{cost['mfu_source']}"
     lines = {
         "model": f"{cost['model']['name'] or 'without a name'}: {cost['model']['parameters']:,} parameters, "
         f"{cost['model']['forward_macs'] / 1e9:.4g} billion multiply-accumulates per image",

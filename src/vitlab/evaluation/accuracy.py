@@ -268,15 +268,16 @@ def _measure(logits: Float[Tensor, "B K"], batch: Batch, kind: LossKind) -> dict
     else:
         probabilities = logits.sigmoid()
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
-    confidence, prediction = probabilities.max(dim=1)
-    # The prediction comes first, by its own argmax: `topk` may order equal logits otherwise.
+    # By the logits: probabilities may round to several of 1. The prediction comes first, by its own argmax: `topk` may
+    # order equal logits otherwise.
+    prediction = logits.argmax(dim=1)
     best = torch.cat([prediction[:, None], logits.topk(min(5, logits.shape[1]), dim=1).indices], dim=1)
     correct = best == batch.labels[:, None] if batch.targets is None else batch.targets.gather(1, best)
     return {
         "indices": batch.indices,
         "labels": batch.labels,
         "predictions": prediction,
-        "confidences": confidence,
+        "confidences": probabilities.gather(1, prediction[:, None])[:, 0],
         "losses": losses,
         "correct": correct[:, 0],
         "in_top5": correct[:, 1:].any(dim=1),

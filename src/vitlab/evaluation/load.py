@@ -73,16 +73,13 @@ def evaluation_batches(
     Each rank takes its shard of the images, or those with `indices`. `epoch` and `num_uniforms` are as in
     `eval_batches`.
     """
-    world_size = world.world_size if indices is None else 1
-    total = -(-len(dataset) // world_size) if indices is None else len(indices)
+    indices = np.arange(world.rank, len(dataset), world.world_size) if indices is None else indices
     batches = eval_batches(
         dataset,
         transform,
-        batch_size=options.batch_size * world_size,
+        batch_size=options.batch_size,
         epoch=epoch,
         indices=indices,
-        rank=world.rank if indices is None else 0,
-        world_size=world_size,
         workers=options.workers,
         on_error=options.on_error,
         device=device_of(model),
@@ -97,7 +94,7 @@ def evaluation_batches(
             done += len(batch.labels) + batch.skipped
             progress.update(done)
 
-    progress = ProgressDisplay(description, total, quiet=not world.is_rank_0)
+    progress = ProgressDisplay(description, len(indices), quiet=not world.is_rank_0)
     with evaluation_mode(model), progress:
         yield nonempty()
 

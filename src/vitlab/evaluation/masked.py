@@ -223,16 +223,17 @@ def write_reconstructions(
 ) -> Path:
     """Draws `count` images, evenly spread over `dataset`, as `folder`/reconstructions.png; returns its path.
 
-    Unreadable images are skipped.
+    They are corrupted as by `evaluate_masked`. Unreadable images are skipped.
     """
     config, masking = model.config, model.masking
-    part = dataset.take(np.unique(np.arange(count) * len(dataset) // count))
+    indices = np.unique(np.arange(count) * len(dataset) // count)
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
     options, num_uniforms = LoaderOptions(count, on_error="skip"), masking.num_uniforms(config.num_patches)
-    with evaluation_batches(model, part, transform, options, num_uniforms=num_uniforms) as batches:
+    batches_of = evaluation_batches(model, dataset, transform, options, num_uniforms=num_uniforms, indices=indices)
+    with batches_of as batches:
         batch = next(batches, None)
         if batch is None or batch.uniforms is None:
-            raise nothing_readable(part)
+            raise nothing_readable(dataset.take(indices))
         plan = draw_corruption(masking, batch.uniforms, config.num_patches)
         sheet = _draw_sheet(reconstruct(model, batch.images, plan))
     with replacing_file(folder / RECONSTRUCTIONS) as file:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, decode_image
+from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, decode_image, to_array
 from vitlab.data.folder import images_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
@@ -57,8 +57,9 @@ def predict(
     """The `top` most probable classes of every image in `sources`: files, folders with subfolders, PIL images, arrays.
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
-    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An unreadable image gives a
-    prediction with its error. Raises UserError for missing paths, without any image, and for auto without a threshold.
+    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An unreadable file gives a
+    prediction with its error. They have the order of `sources`. Raises UserError for missing paths, without any image,
+    for an invalid array, and for auto without a threshold.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
@@ -77,8 +78,9 @@ def predict(
         if batch:
             images = torch.cat([image for _, image in batch]).to(device_of(model))
             with torch.inference_mode():
-                probabilities = class_probabilities(model(images).float(), loaded.metadata)
-            values, classes = probabilities.topk(min(top, len(names)), dim=1)
+                logits = model(images).float()
+            classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
+            values = class_probabilities(logits, loaded.metadata).gather(1, classes)
             for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
                 best = tuple(zip([names[number] for number in numbers], row, strict=True))
                 yield Prediction(path, best, rejected=row[0] < threshold)
@@ -89,6 +91,7 @@ def predict(
             pixels = file if isinstance(file, np.ndarray) else decode_image(file)
             batch.append((path, transform.apply([pixels])))
         except ImageError as error:
+            yield from flush()  # the images before it
             yield Prediction(path, error=error.reason)
         if len(batch) == BATCH_SIZE:
             yield from flush()
@@ -125,7 +128,7 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, Path | np
         raise UserError("no image was named; give images or folders of them.")
     for number, source in enumerate(sources):
         if isinstance(source, (Image.Image, np.ndarray)):
-            yield f"image {number}", _pixels(source)
+            yield (name := f"image {number}"), _pixels(source, name)
             continue
         path = Path(source)
         if path.is_dir():
@@ -141,9 +144,11 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, Path | np
             raise UserError(f"there is no file or folder {quoted(str(source))}.")
 
 
-def _pixels(image: Image.Image | np.ndarray) -> np.ndarray:
-    """uint8 [H, W, 3]. Raises UserError for an array of another type or shape."""
-    pixels = np.array(image.convert("RGB")) if isinstance(image, Image.Image) else image
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise UserError(f"an image is {pixels.dtype} {list(pixels.shape)}; give uint8 [height, width, 3].")
-    return pixels
+def _pixels(image: Image.Image | np.ndarray, name: str) -> np.ndarray:
+    """uint8 [H, W, 3]. Raises UserError for an array of another type or shape, and for one without pixels."""
+    pixels = to_array(image, name) if isinstance(image, Image.Image) else image
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise UserError(
+            f"{name} is {pixels.dtype} {list(pixels.shape)}; give uint8 [height, width, 3], none of them 0."
+        )
+    return np.ascontiguousarray(pixels)  # torch takes no negative strides

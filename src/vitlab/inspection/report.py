@@ -30,6 +30,8 @@ LEVELS = 32
 """Colors of a map in the viewer."""
 MAX_CONFUSIONS, MAX_CLASSES = 8, 50
 """Most rows in the tables of confusions and of classes."""
+MAX_DRAWN_CLASSES = 1000
+"""Most classes of a drawn confusion matrix, whose memory grows with their square."""
 
 
 def numbers_of(config: ModelConfig) -> dict[str, str]:
@@ -104,22 +106,23 @@ class RunSection:
 
     @cached_property
     def confusion_matrix(self) -> dict[str, Any] | None:
-        """The drawing of `confusion`, its sums, and the MAX_CONFUSIONS most frequent confusions."""
+        """The drawing of `confusion`, None beyond MAX_DRAWN_CLASSES, its sums, and the MAX_CONFUSIONS most frequent
+        confusions."""
         counts, names = self.confusion, self.classes
         if counts is None:
             return None
         if len(counts) != len(names):
             raise UserError(f"{self.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
         correct, total = int(np.trace(counts)), int(counts.sum())
-        wrong = counts - np.diag(np.diag(counts))
-        cells = [divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]]
+        cells = np.argwhere(counts)
+        cells = cells[cells[:, 0] != cells[:, 1]]
+        order = np.argsort(-counts[tuple(cells.T)], kind="stable")[:MAX_CONFUSIONS]
         rows = [
-            (names[label], names[prediction], str(n), f"{n / counts[label].sum():.1%}")
-            for label, prediction in cells
-            if (n := int(wrong[label, prediction]))
+            (names[label], names[prediction], str(n := counts[label, prediction]), f"{n / counts[label].sum():.1%}")
+            for label, prediction in cells[order].tolist()
         ]
         alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
-        image = Drawing(plots.confusion(counts, names), alt).image
+        image = Drawing(plots.confusion(counts, names), alt).image if len(counts) <= MAX_DRAWN_CLASSES else None
         return {"correct": correct, "total": total, "rows": rows, "image": image}
 
     @cached_property

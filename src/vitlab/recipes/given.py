@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TypeVar
 
-from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.config import DataConfig, FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
+from vitlab.recipes.finetune import OWN_IMAGES
 
 Config = TypeVar("Config", bound=TrainConfig)
 AUTOMATIC = {
@@ -34,6 +35,12 @@ def check_given(given: Collection[str], budget: bool, spell: Callable[[str], str
     if {"optim.lr", "learning_rates"} <= set(given):
         names = f"{spell('optim.lr')} is one learning rate and {spell('learning_rates')} are those of a sweep"
         raise UserError(f"{names}; give one of them.")
+
+
+def with_dataset(data: DataConfig, name: str, given: Collection[str] = ()) -> DataConfig:
+    """The settings for the data set `name`. Unreadable files of one's own are skipped, unless on_error is given."""
+    skip = name.startswith(OWN_IMAGES) and "data.on_error" not in given
+    return replace(data, name=name, on_error="skip" if skip else data.on_error)
 
 
 def without_replaced(config: Config, given: Collection[str]) -> Config:

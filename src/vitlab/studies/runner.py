@@ -4,6 +4,7 @@ A point is one training run of the study. Its folder is `OUT/points/NAME-DIGEST`
 that the result depends on: after a change of the recipe only the points that it affects are run again.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -29,16 +30,21 @@ from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
-from vitlab.train.precision import choose_device
+from vitlab.train.precision import available_cores, choose_device
+from vitlab.train.workdir import write_json
 
 POLL_SECONDS = 0.5
 """Seconds between two looks at the other processes."""
 LOG = "workers.log"
+FAILED = "failed.json"
+"""In the folder of a point that diverged."""
+MAX_PER_GPU = 4
+"""Processes that share a GPU by default."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class StudyError(RunError):
-    """Points diverged, or a process was killed; the finished points are complete."""
+    """Points diverged, or a process was killed or failed; the finished points are complete."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,24 @@ class StudyPlan:
     def unfinished_points(self) -> list[Point]:
         """The points without a result."""
         return [point for point in self.points if not self.finished(point.name)]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The points that diverged and those that start from them -> the reason."""
+        failed: dict[str, str] = {}
+        for point in self.points:  # it comes after the one that it starts from
+            if point.init_from in failed:
+                failed[point.name] = f"it starts from {point.init_from}, which failed"
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                failed[point.name] = json.loads((self.folders[point.name] / FAILED).read_bytes())["error"]
+        return failed
+
+    @property
+    def open_points(self) -> list[Point]:
+        """The points that are neither finished nor failed."""
+        failed = self.failed
+        return [point for point in self.unfinished_points if point.name not in failed]
 
     @property
     def results(self) -> Results:
@@ -107,27 +131,16 @@ def run_unfinished_points(plan: StudyPlan, device: str = "auto") -> None:
     A point that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
     OSError as a run does.
     """
-    failed: dict[str, str] = {}
-    while points := [point for point in plan.unfinished_points if point.name not in failed]:
-        for point in points:
-            if point.init_from in failed:
-                failed[point.name] = f"it starts from {point.init_from}, which failed"
-                break
-            try:
-                if _try_point(plan, point, device):
-                    break
-            except NonFiniteError as error:
-                failed[point.name] = str(error)
-                break
-        else:
+    while points := plan.open_points:
+        if not any(_try_point(plan, point, device) for point in points):
             time.sleep(POLL_SECONDS)
-    if failed:
+    if failed := plan.failed:
         lines = "".join(f"\n  {name}: {why}" for name, why in failed.items())
         raise StudyError(f"{len(failed)} of {len(plan.points)} points failed; the others are complete:{lines}")
 
 
 def _try_point(plan: StudyPlan, point: Point, device: str) -> bool:
-    """Runs the point unless it waits for `init_from` or another process holds it; returns whether it is finished."""
+    """Runs the point unless it waits for `init_from` or another process holds it; returns whether it has ended."""
     if point.init_from and not plan.finished(point.init_from):
         return False
     folder = plan.folders[point.name]
@@ -135,10 +148,13 @@ def _try_point(plan: StudyPlan, point: Point, device: str) -> bool:
     if lock is None:
         return False
     with lock:
-        if not plan.finished(point.name):
+        if not plan.finished(point.name) and not (folder / FAILED).is_file():
             if (folder / "result.json").is_file():  # corrupt, and the checkpoints are deleted
                 shutil.rmtree(folder)
-            _run(plan, point, device)
+            try:
+                _run(plan, point, device)
+            except NonFiniteError as error:
+                write_json(folder / FAILED, {"error": str(error)})  # no other process repeats it
     return True
 
 
@@ -157,14 +173,17 @@ def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, de
     """Runs the unfinished points of a study, writes its report to `plan.out` and returns what study.json holds.
 
     processes: None takes one per core at the scale `tiny` (each with one thread, so that the results do not depend on
-    their number), 4 that share the device at `gpu`, else 1.
+    their number), at most MAX_PER_GPU on a GPU and at the scale `gpu`, else 1. Points that diverged are run again.
     Raises StudyError, StoppedError after a signal (the same call resumes), and UserError.
     """
     if processes is not None and processes < 1:
         raise UserError(f"processes is {processes}; give at least 1.")
-    choose_device(device)  # refuses a missing device before anything starts
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = processes or {"tiny": cores, "gpu": min(4, cores), "paper": 1}[plan.scale]
+    on_gpu = choose_device(device).type == "cuda"  # refuses a missing device before anything starts
+    cores = available_cores()
+    shared = min(MAX_PER_GPU, cores)
+    count = processes or {"tiny": shared if on_gpu else cores, "gpu": shared, "paper": 1}[plan.scale]
+    for folder in plan.folders.values():
+        (folder / FAILED).unlink(missing_ok=True)
     if plan.unfinished_points:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = 1 if plan.scale == "tiny" else max(1, cores // count)
@@ -177,7 +196,7 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
     total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
-    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points") as display:
+    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points", done=len(finished)) as display:
         try:
             for worker in workers:
                 worker.start()
@@ -193,8 +212,8 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None
                         display.say(f"{len(finished)}/{total} {point.name}")
                 display.update(len(finished))
                 if any(worker.exitcode for worker in workers) and not stop.is_set():
-                    killed = StudyError(f"a process was killed (log: {log}). Run the same command to resume.")
-                    raise killed if errors.empty() else errors.get()
+                    ended = f"a process was killed or failed (log: {log}). Run the same command to resume."
+                    raise StudyError(ended) if errors.empty() else errors.get()
         finally:
             while alive := [worker for worker in workers if worker.is_alive()]:
                 for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
@@ -213,6 +232,10 @@ def _worker(plan: StudyPlan, device: str, threads: int, errors: Any, log: Path) 
     except (RunError, ValueError, OSError) as error:
         errors.put(error)
         raise SystemExit(1) from error
+    except (RuntimeError, MemoryError) as error:  # out of memory; the log gets the traceback
+        name = type(error).__name__
+        errors.put(StudyError(f"a process ended with {name}: {error} (log: {log}). Run the same command to resume."))
+        raise
 
 
 def _end_with_parent() -> None:

@@ -81,9 +81,11 @@ def exaflops(config: TrainConfig, examples: int) -> float:
 def updates(config: TrainConfig, examples: int) -> int:
     """Optimizer steps in total; a fine-tuning makes those of its learning rate sweep and of each of its runs."""
     steps = config.total_steps(examples)
-    if isinstance(config, FinetuneConfig):
-        steps = config.runs * steps + len(config.tried_rates) * (config.sweep_steps or steps)
-    return steps
+    if not isinstance(config, FinetuneConfig):
+        return steps
+    doublings = range((config.halvings or 0) + 1 if config.runs else 0)
+    sweep = sum(math.ceil(len(config.tried_rates) / 2**d) * 2**d for d in doublings)
+    return config.runs * steps + sweep * (config.sweep_steps or steps)
 
 
 # Statistics

@@ -28,8 +28,8 @@ def adapt(
     """Configuration and parameters for another image size or task; the options are those of `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
-    size that the patch does not divide, for a head without the hidden layer that it was trained on, and for `in_chans`
-    of a model whose patch embedding has no RGB.
+    size that the patch does not divide, for a head without the hidden layer that it was trained on, for an
+    `interpolation` of a ResNet, and for `in_chans` of a model whose patch embedding has no RGB.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
@@ -48,7 +48,9 @@ def adapt(
             )
         new = dataclasses.replace(new, representation_size=None)
         del state["pre_logits.weight"], state["pre_logits.bias"]
-    if isinstance(new, ViTConfig) and interpolation is not None:
+    if interpolation is not None:
+        if not isinstance(new, ViTConfig):
+            raise UserError(f"interpolation={interpolation!r} is for position embeddings, and a ResNet has none.")
         new = dataclasses.replace(new, position_interpolation=interpolation)
     if in_chans is not None and in_chans != config.in_chans:
         if not isinstance(new, ViTConfig) or new.stem or config.in_chans != 3:

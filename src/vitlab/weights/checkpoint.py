@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import math
+import tempfile
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import RunError, UserError
-from vitlab.io import open_regular
+from vitlab.io import open_regular, replacing_folder, sync
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.detect import Format, find_checkpoint
+from vitlab.weights.detect import HUBS, Format, find_checkpoint
 
 if typing.TYPE_CHECKING:
     import torch
@@ -134,7 +135,7 @@ def load_checkpoint(
     preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None else image_size
     model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
-    return Checkpoint(model, metadata, preprocessing.at(model.config.image_size))
+    return Checkpoint(model, _of_outputs(metadata, model), preprocessing.at(model.config.image_size))
 
 
 def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
@@ -151,6 +152,11 @@ def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) ->
         preprocessing = preprocessing.at(image_size)
     metadata.pop("eval_resize", None)
     return metadata | {"preprocessing": preprocessing.to_metadata()}
+
+
+def _of_outputs(metadata: dict[str, Any], model: "Model") -> dict[str, Any]:
+    """`metadata` without `classes` where the model has no head, as in folders whose config still names them."""
+    return {name: value for name, value in metadata.items() if name != "classes" or model.config.num_classes}
 
 
 def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
@@ -171,7 +177,7 @@ def convert(
     image_size: "ImageSize | None" = None,
     interpolation: "Interpolation | None" = None,
 ) -> dict[str, Any]:
-    """Writes a checkpoint in another format, reads it back, and compares.
+    """Writes a checkpoint in another format, reads it back, and compares; `destination` is replaced after that.
 
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
@@ -179,17 +185,39 @@ def convert(
     `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that the
     format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
     """
+    from vitlab.weights.folder import check_replaceable
+
     if to not in MODULES:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, MODULES))}.")
     destination = Path(destination)
     _check_destination(source, destination, to)
     model = load_model(source, image_size=image_size, interpolation=interpolation)
-    metadata = load_metadata(source, image_size=image_size)
-    _function("write", to)(model, destination, metadata | {"source": str(source)})
-    copy = load_model(destination, image_size=model.config.image_size)
-    difference = check_parity(model, copy, str(destination))
+    metadata = _of_outputs(load_metadata(source, image_size=image_size), model)
+    if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
+        metadata["source"] = str(source)  # else it is a copy of what is on a hub
+    final = destination if to == "google" else destination.resolve()  # so that "." has a name
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
+        new = Path(folder) / final.name
+        _function("write", to)(model, new, metadata)
+        if to != "google":
+            check_replaceable(final, {file.name for file in new.iterdir()})
+        copy = load_model(new, image_size=model.config.image_size)
+        difference = check_parity(model, copy, f"{destination} (not written)")
+        _replace(final, new)
     parameters = model.config.num_parameters
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
+
+
+def _replace(final: Path, new: Path) -> None:
+    """Moves a written file or folder to its place; both are on the same disk."""
+    if new.is_file():
+        new.replace(final)
+        sync(final.parent)
+        return
+    with replacing_folder(final) as folder:
+        for file in new.iterdir():
+            file.replace(folder / file.name)
 
 
 def check_parity(

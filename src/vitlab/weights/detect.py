@@ -14,6 +14,8 @@ from vitlab.io import NPZ_ERRORS, clear_leftovers, find_corrupt_files, open_regu
 logger = logging.getLogger(__name__)
 
 Format = Literal["google", "vitlab", "timm", "huggingface"]
+HUBS = ("hub:", "timm:")
+"""What the name of a checkpoint on a hub begins with."""
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
@@ -25,7 +27,7 @@ DOWNLOADED = ("config.json", "preprocessor_config.json", "*.safetensors.index.js
 
 def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
     """Format and path of the checkpoint at a path or on a hub. Raises UserError for anything else."""
-    path = download_checkpoint(str(spec)) if str(spec).startswith(("hub:", "timm:")) else Path(spec)
+    path = download_checkpoint(str(spec)) if str(spec).startswith(HUBS) else Path(spec)
     for folder in (path.resolve(), path.resolve() / "model"):
         with contextlib.suppress(OSError):  # a folder of others, or one that is read-only
             clear_leftovers(folder.parent, folder.name)

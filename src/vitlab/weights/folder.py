@@ -9,7 +9,8 @@ prepared (`Preprocessing.to_metadata`); `source`, where the weights come from.
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,19 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES, check_regular, read_json, replacing_folder, sha256
-from vitlab.models import ModelConfig
+from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import Model
-from vitlab.preprocessing import Preprocessing
+from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import from_dict, to_dict
 from vitlab.weights.layout import check_arrays, cpu_state, preview, renamed_layout
+
+logger = logging.getLogger(__name__)
 
 FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 RETRY = "take another copy of the folder"
+PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
+"""The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
 
 
 def write_vitlab(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
@@ -98,13 +103,7 @@ def write_files(
 
     Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
     """
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
-    others = {path.name for path in folder.iterdir()} - {WEIGHTS, *files} if folder.is_dir() else set()
-    if (folder / WEIGHTS).exists():
-        others.discard(README)  # of the replaced model
-    if others:
-        raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
+    check_replaceable(folder, {WEIGHTS, *files})
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
     with replacing_folder(folder) as new:
         weights = new / WEIGHTS
@@ -117,6 +116,17 @@ def write_files(
             texts[CONFIG] = to_json(settings | {"sha256": sha256(weights)})
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
+
+
+def check_replaceable(folder: Path, names: Set[str]) -> None:
+    """Raises UserError for a folder that has files other than a model's of these names."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
+    others = {path.name for path in folder.iterdir()} - names if folder.is_dir() else set()
+    if (folder / WEIGHTS).exists():
+        others.discard(README)  # of the replaced model
+    if others:
+        raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -147,6 +157,19 @@ def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "e
             f"{where}: classes is {count}, and the model has {config.num_classes} outputs; give a list with one name "
             f"for each output, or leave it out."
         )
+
+
+def processed_size(prepared: Preprocessing, config: ModelConfig) -> tuple[int, int]:
+    """Height and width of the images that another library's processor makes: `crop_size` where it has one.
+
+    Warns about a `crop_size` of which the model's patches would cover more than `image_size`.
+    """
+    covered, crop = pair(prepared.image_size or config.image_size), prepared.crop_size
+    patch_size = config.patch_size if isinstance(config, ViTConfig) else 1
+    if crop is None or tuple(side // patch_size * patch_size for side in pair(crop)) == covered:
+        return covered if crop is None else pair(crop)
+    logger.warning("crop_size=%s is not written: only the image_size %s of the patches is", crop, covered)
+    return covered
 
 
 def to_json(content: Any) -> str:

@@ -32,6 +32,8 @@ from vitlab.weights.layout import check_arrays, check_supported, count_units, cp
 PREFIXES = ("opt/target/", "params/")
 """Possible prefixes of all names; where names have one, arrays without it are an optimizer state and ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
+BFLOAT16 = np.dtype("V2")
+"""How NumPy, which has no bfloat16, reads one."""
 STACKED = "Transformer/encoderblock/"
 """big_vision stores all blocks as one, along a leading axis, when it scans over them."""
 RESNET_ARRAY = re.compile(r"(resnet/|root_block/|conv_root/|gn_root/|block\d+/unit\d+/)")
@@ -49,7 +51,7 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     Reads every kind, spelling and prefix, and stacked blocks; ignores an optimizer state. Sizes follow from the arrays;
     the rest is as in Google's code: tanh GELU, its epsilons, no dropout, `pool='gap'` if the file has neither class
     token nor attention pooling, and sin-cos positions for big_vision's files without a table. The image is square, of
-    224 pixels where no position table has its size.
+    224 pixels, or the whole patches in them, where no position table has its size.
 
     Raises ValueError for a corrupt file or another kind of model, naming every array that does not fit.
     """
@@ -93,12 +95,14 @@ def read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
-    dtype = array.dtype if isinstance(array, np.ndarray) else "not an array"
-    if isinstance(array, np.ndarray) and dtype == np.dtype("V2"):  # bfloat16, a type that NumPy does not have
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if not isinstance(array, np.ndarray) or dtype not in (np.float16, np.float32, np.float64):
-        raise UserError(f"{path}: {name} is {dtype}; weights are arrays of float16, bfloat16, float32 or float64.")
-    return torch.from_numpy(array)
+    if not isinstance(array, np.ndarray) or array.dtype not in (BFLOAT16, np.float16, np.float32, np.float64):
+        what = getattr(array, "dtype", "not an array")
+        raise UserError(f"{path}: {name} is {what}; weights are arrays of float16, bfloat16, float32 or float64.")
+    return (
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == BFLOAT16
+        else torch.from_numpy(array)
+    )
 
 
 def _normalize(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +148,7 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
         side, class_rows = None, 0
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
-        image_size=ViTConfig.image_size if side is None else side * stride,
+        image_size=(max(224 // stride, 1) if side is None else side) * stride,
         in_chans=3 if stem else channels,
         patch_size=patch,
         width=width,
@@ -211,7 +215,7 @@ def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view("V2")
+        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
     return tensor.contiguous().numpy()
 
 

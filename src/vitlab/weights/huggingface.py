@@ -31,7 +31,17 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
+from vitlab.weights.folder import (
+    CONFIG,
+    MULTI_LABEL,
+    PROBLEM_TYPE,
+    README,
+    WEIGHTS,
+    check_classes,
+    read_safetensors,
+    read_settings,
+    write_files,
+)
 from vitlab.weights.huggingface_config import (
     IMAGES,
     dinov2_mlp_ratio,
@@ -49,8 +59,6 @@ from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
 
 INDEX = f"{WEIGHTS}.index.json"
-PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
-"""The setting of config.json for a model whose classes each have a sigmoid."""
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -148,8 +156,7 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
         raise UserError("ResNets are not written for Hugging Face. Use save_model (`--to vitlab`).")
     kind, config, state = _to_huggingface(model)
     arrays = stored_arrays(kind, config, write_state(huggingface_layout(kind, config), state))
-    settings = model_settings(kind, config, metadata.get("classes"))
-    settings |= {PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}
+    settings = model_settings(kind, config, metadata)
     readme = model_card("huggingface", Path(folder), model.config, metadata)
     write_files(Path(folder), arrays, {CONFIG: settings, IMAGES: image_settings(config, metadata), README: readme})
 

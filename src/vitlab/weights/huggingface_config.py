@@ -4,7 +4,7 @@ preprocessor_config.json, which says how images are prepared."""
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.image_size import ImageSize, hw
 from vitlab.preprocessing import Interpolation, Preprocessing
-from vitlab.weights.folder import CONFIG, read_settings
+from vitlab.weights.folder import CONFIG, MULTI_LABEL, PROBLEM_TYPE, processed_size, read_settings
 from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
 from vitlab.weights.layout import count_units, require_shape
 
@@ -107,12 +107,12 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     image_size = read_size(images) if crop else squashed
     if images.get("resample") not in RESAMPLE:
         raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
-    resize = shortest or (squashed if isinstance(squashed, int) and squashed != image_size else None)
+    resize: Any = shortest or (squashed if squashed != image_size else None)
     fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(hw(image_size))))
     if not images.get("do_resize", True) or not fits or not (shortest or squashed):
         names = ("do_resize", "size", "do_center_crop", "crop_size")
         settings = ", ".join(f"{name}={images.get(name)!r}" for name in names)
-        logger.warning("%s: images are squashed to size: %s gives no one size", folder / IMAGES, settings)
+        logger.warning("%s: images are squashed to size: %s is not supported", folder / IMAGES, settings)
         resize = None
     return Preprocessing(
         image_size=image_size,
@@ -256,19 +256,19 @@ def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) -> dict[str, Any]:
-    """The config.json of a model."""
+def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model with this metadata."""
     suffix = "ForImageClassification" + ("WithTeacher" if config.distilled else "") if config.num_classes else "Model"
     suffix = "ModelWithProjection" if kind == "clip_vision_model" and config.num_classes else suffix
     act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.gelu]
-    size = config.image_size if isinstance(config.image_size, int) else list(config.image_size)
+    height, width = processed_size(_preprocessing(config, metadata).at(config.image_size), config)
     settings: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "hidden_act": "silu" if kind == "dinov3_vit" and config.swiglu else act,
         "layer_norm_eps": config.layer_norm_eps,
-        "image_size": size,
+        "image_size": height if height == width else [height, width],
         "patch_size": config.patch_size,
         "num_channels": config.in_chans,
     }
@@ -290,10 +290,15 @@ def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) 
         settings["projection_dim"] = config.num_classes
     elif config.num_classes:
         settings = {"vision_config": settings} if kind == "clip" else settings
-        labels = list(classes) if classes else [f"LABEL_{i}" for i in range(config.num_classes)]
+        labels = list(metadata.get("classes") or (f"LABEL_{i}" for i in range(config.num_classes)))
         settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
         settings["label2id"] = {label: i for i, label in enumerate(labels)}
+    settings |= {PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}
     return {"architectures": [CLASSES[kind] + suffix], "model_type": kind, **settings}
+
+
+def _preprocessing(config: ViTConfig, metadata: Mapping[str, Any]) -> Preprocessing:
+    return Preprocessing.read(metadata, "extra", config.image_size)
 
 
 def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
@@ -305,11 +310,10 @@ def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
     return next((ratio for ratio in range(1, 65) if mlp_dim(ratio) == config.mlp_dim), None)
 
 
-def image_settings(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]:
+def image_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The settings for a model with this metadata. Their processors always antialias, and have no area averaging."""
-    prepared = Preprocessing.read(metadata, "extra", config.image_size)
-    assert prepared.image_size is not None
-    crop_size = size = dict(zip(("height", "width"), hw(prepared.image_size), strict=True))
+    prepared = _preprocessing(config, metadata)
+    crop_size = size = dict(zip(("height", "width"), processed_size(prepared, config), strict=True))
     if prepared.resize is not None:
         sides = ("shortest_edge",) if prepared.keep_aspect else ("height", "width")
         size = dict.fromkeys(sides, prepared.resize)

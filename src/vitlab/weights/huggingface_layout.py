@@ -210,8 +210,7 @@ def _stored_prefix(kind: str) -> str:
 def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
     dimensions gets them, and biases that a kind never has are zeros."""
-    family = FAMILIES[kind]
-    prefix = family.prefix or f"{kind}."
+    family, prefix = FAMILIES[kind], _stored_prefix(kind)
     arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
     if family.names is _CLIP:

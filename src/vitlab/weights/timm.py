@@ -134,12 +134,13 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def metadata_timm(path: Path | str) -> dict[str, Any]:
-    """`preprocessing`, and `classes` where config.json names them; empty for a bare file."""
+    """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; empty for a bare file."""
     if not Path(path).is_dir():
         return {}
     settings = TimmConfig.read(Path(path) / CONFIG)
-    classes = {"classes": list(settings.classes)} if settings.classes else {}
-    return {"preprocessing": settings.preprocessing.to_metadata(), **classes}
+    metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
+    metadata |= {"classes": list(settings.classes)} if settings.classes else {}
+    return metadata | ({"multi_label": True} if settings.multi_label else {})
 
 
 def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
@@ -168,8 +169,9 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
     """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
 
     Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
-    settings of timm's transforms; README.md has all that `model_card` reads. Positions of every kind that enter at the
-    stem become one table; standardized weights are scaled so that timm's eps gives the same.
+    settings of timm's transforms, and `multi_label` the `problem_type` of Hugging Face's code; README.md has all that
+    `model_card` reads. Positions of every kind that enter at the stem become one table; standardized weights are scaled
+    so that timm's eps gives the same.
 
     Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """

@@ -1,14 +1,18 @@
 """timm's config.json of a model of ours: the architecture and the arguments from which timm builds an equal one."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
+from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, processed_size
 from vitlab.weights.layout import check_supported
 from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, EVA, rotary_args
 from vitlab.weights.timm_config import GROUP_NORM_EPS
+
+logger = logging.getLogger(__name__)
 
 RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
     (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
@@ -21,14 +25,19 @@ RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
 def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model."""
     vit = isinstance(config, ViTConfig)
+    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
+    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
+    height, width = processed_size(prepared, config)
     architecture, args = (
         _eva_args(config) if is_eva(config) else _vit_args(config) if vit else _resnet_args(config.body)
     )
+    if vit:
+        args["img_size"] = [height, width]
     heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
-    height, width = config.image_hw
-    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
-    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
     resize, side = prepared.resize, min(height, width)
+    if resize and height != width:
+        text = "timm resizes for %d x %d pixels otherwise than %s: the same at most for images of that aspect ratio"
+        logger.warning(text, height, width, prepared.describe())
     crop = side / resize if resize else 1.0
     if resize and math.floor(side / crop) != resize:  # timm rounds this down
         crop = side / (resize + 0.5)
@@ -56,6 +65,7 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
         "model_args": args,
         "pretrained_cfg": pretrained_cfg,
         **({} if classes is None else {"label_names": list(classes)}),
+        **({PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}),
     }
 
 
@@ -71,7 +81,6 @@ def _common_args(config: ViTConfig) -> dict[str, Any]:
     ratio = config.mlp_dim / config.width  # timm rounds the product down
     exact = int(config.width * ratio) == config.mlp_dim
     return {
-        "img_size": list(config.image_hw),
         "patch_size": config.patch_size,
         "embed_dim": config.width,
         "depth": config.depth,
@@ -80,8 +89,8 @@ def _common_args(config: ViTConfig) -> dict[str, Any]:
         "class_token": config.has_class_token,
         "no_embed_class": not config.class_position,
         "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
+        "dynamic_img_size": config.dynamic_image_size,
         **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
-        **({"dynamic_img_size": True} if config.dynamic_image_size else {}),
     }
 
 
@@ -118,7 +127,6 @@ def _eva_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "use_pre_transformer_norm": config.pre_norm,
         "use_post_transformer_norm": config.final_norm == "tokens",
         "use_fc_norm": config.final_norm == "mean",
-        "dynamic_img_size": config.dynamic_image_size,
         **({"attn_pool_num_heads": config.map_heads or config.heads} if config.pool == "map" else {}),
         **rotary_args(config.rotary),
     }

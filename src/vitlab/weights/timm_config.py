@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.folder import read_settings
+from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, read_settings
 from vitlab.weights.layout import count_units, num_rows, preview, require_shape
 from vitlab.weights.timm_architectures import (
     ACTIVATIONS,
@@ -69,6 +69,7 @@ class TimmConfig:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     classes: tuple[str, ...] = ()
+    multi_label: bool = False
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     original: bool = False
     """A bare file of DINOv2's authors."""
@@ -90,6 +91,7 @@ class TimmConfig:
                 mean=tuple(map(float, pretrained_cfg.get("mean", IMAGENET[0]))),
                 std=tuple(map(float, pretrained_cfg.get("std", IMAGENET[1]))),
                 classes=tuple(names.values() if isinstance(names, dict) else names),
+                multi_label=settings.get(PROBLEM_TYPE) == MULTI_LABEL,
                 preprocessing=_read_preprocessing(architecture, pretrained_cfg, args, path),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -105,15 +107,20 @@ def _read_preprocessing(
     """
     cfg = {name: value for name, value in pretrained_cfg.items() if value}
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
+    patch = patch[0] if isinstance(patch, list) else patch
     height, width = map(int, cfg.get("test_input_size", cfg.get("input_size", (3, 224, 224)))[1:])
     mode, crop = cfg.get("crop_mode", "center"), cfg.get("test_crop_pct", cfg.get("crop_pct", 0.875))
     resize = math.floor(min(height, width) / crop)
-    if mode not in ("center", "squash") or resize < max(height, width):
+    whole = mode == "squash" and resize == min(height, width)
+    if mode not in ("center", "squash") or (resize < max(height, width) and not whole):
         logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
-        mode, resize = "squash", min(height, width)
+        mode, whole = "squash", True
+    elif height != width and not whole:
+        text = "%s: timm resizes for %d x %d pixels in another way: the same at most for images of that aspect ratio"
+        logger.warning(text, path, height, width)
     return Preprocessing(
         image_size=height if height == width else (height, width),
-        resize=None if mode == "squash" and resize == min(height, width) else resize,
+        resize=None if whole else resize,
         keep_aspect=mode == "center",
         interpolation=cfg.get("interpolation", "bicubic"),
         mean=tuple(map(float, cfg.get("mean", IMAGENET[0]))),
@@ -169,6 +176,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         )
     pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
     eva_norms = [settings.args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")]
+    is_pe = settings.architecture.startswith("vit_pe_")
     no_norm = NO_NORM.search(settings.architecture) or eva_norms == [False, False]
     no_norm = not settings.args.get("final_norm", not no_norm)
     return ViTConfig(
@@ -182,7 +190,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        map_heads=_infer_map_heads(settings) if pool == "map" else None,
+        map_heads=settings.args.get("attn_pool_num_heads", 8 if is_pe else None) if pool == "map" else None,
         final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         pre_norm=pre_norm,
         attention_norm="blocks.0.attn.norm.weight" in tensors,
@@ -231,21 +239,24 @@ def _infer_size(
     tensors: Mapping[str, Tensor], settings: TimmConfig, stride: int, registers: int
 ) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
+    image_hw = settings.image_hw
+    if image_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
+        image_hw = (image_hw[0] // stride * stride, image_hw[1] // stride * stride)  # patches leave out the rest
     if "pos_embed" not in tensors:
         none = settings.args.get("pos_embed") in ("", "none") or settings.args.get("use_abs_pos_emb") is False
-        if settings.image_hw is None or not (none or rotary_of(settings.architecture, settings.args)[0]):
+        if image_hw is None or not (none or rotary_of(settings.architecture, settings.args)[0]):
             raise UserError(
                 "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
                 "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
             )
-        return settings.image_hw, True
+        return image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
     before = ("cls_token" in tensors) + ("dist_token" in tensors)
     options = sorted({0, before, before + registers})
-    if settings.image_hw is not None:
-        extra = rows - math.prod(-(-side // stride) for side in settings.image_hw)
+    if image_hw is not None:
+        extra = rows - math.prod(-(-side // stride) for side in image_hw)
         if extra in options:
-            return settings.image_hw, extra > 0 or not before
+            return image_hw, extra > 0 or not before
     squares = [extra for extra in options if rows > extra and math.isqrt(rows - extra) ** 2 == rows - extra]
     if len(squares) != 1:
         raise UserError(
@@ -253,8 +264,8 @@ def _infer_size(
             f"tokens); give a folder with img_size in the model_args of its config.json."
         )
     side = math.isqrt(rows - squares[0]) * stride
-    if settings.image_hw is not None:
-        logger.warning("images of %s pixels are resized to %d, as the position table", settings.image_hw, side)
+    if image_hw is not None:
+        logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
     return (side, side), squares[0] > 0 or not before
 
 
@@ -274,10 +285,6 @@ def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal[
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
         f"allowed: 'token' with a class token, 'avg' over the patches alone, and 'map' over all tokens."
     )
-
-
-def _infer_map_heads(settings: TimmConfig) -> int | None:
-    return settings.args.get("attn_pool_num_heads", 8 if settings.architecture.startswith("vit_pe_") else None)
 
 
 def _infer_gelu(
