@@ -85,7 +85,7 @@ def test_images_from_memory(flowers: Path) -> None:
     assert several[0] == vitlab.predict("model", image, options=options)[0]
     assert "&lt;day&gt;" in several._repr_html_()
     assert "not sure (" in vitlab.predict("model", image, reject_below=1.0, options=options)._repr_html_()
-    with pytest.raises(ValueError, match=r"an image is float64 \[4, 4\]; give uint8"):
+    with pytest.raises(ValueError, match=r"image 0 is float64 \[4, 4\]; give uint8"):
         vitlab.predict("model", np.zeros((4, 4)), options=options)
 
 
