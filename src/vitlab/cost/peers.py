@@ -22,8 +22,8 @@ from vitlab.models import ModelConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
-from vitlab.train.step import train_step
 from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.step import train_step
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 import vitlab.config
+import vitlab.config.data
+import vitlab.config.finetune
+import vitlab.config.train
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig, get_config
 from vitlab.settings import from_dict, to_dict
@@ -53,8 +56,11 @@ def test_json_and_back(config: TrainConfig) -> None:
 
 
 def test_every_class_is_documented_and_checked() -> None:
-    tree = ast.parse(inspect.getsource(vitlab.config))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    modules = (vitlab.config.data, vitlab.config.train, vitlab.config.finetune)
+    classes = [
+        node for each in modules for node in ast.parse(inspect.getsource(each)).body if isinstance(node, ast.ClassDef)
+    ]
+    assert {node.name for node in classes} == {name for name in vars(vitlab.config) if name.endswith("Config")}
     assert len(classes) == 6
     for node in classes:
         assert ast.get_docstring(node)

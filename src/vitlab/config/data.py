@@ -1,0 +1,88 @@
+"""Which images a run takes, and how they are prepared and augmented."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from vitlab.errors import UserError
+from vitlab.models.config import ImageSize
+from vitlab.preprocessing import Preprocessing
+from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_fields
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and what is done to them (Sec. 4.1, App. B.1)."""
+
+    name: str = "digits"
+    """A data set's name, `folder:PATH`, `csv:PATH` or `shards:PATH` (`vitlab list datasets`)."""
+    root: str | None = None
+    """Folder that holds, or receives, a named data set; None means the cache folder."""
+    train_split: str = "train"
+    """Split to train on; `trainval` adds the held-out split."""
+    eval_split: str = "val"
+    """Split to evaluate on while training."""
+    classes: tuple[int, ...] | None = None
+    """Keep only these classes, renumbered from 0; None keeps all."""
+    crop: Literal["inception", "random", "pad", "none"] = "inception"
+    """Training crop: `inception` (part of the area, squashed to size), `random` (resize, then crop), `pad` (shift)
+    or `none` (the whole image)."""
+    min_area: Fraction = 0.05
+    """Smallest fraction of the area that an inception crop keeps."""
+    crop_resize: PositiveInt | None = None
+    """Side in pixels to which `random` resizes before it crops."""
+    pad: NonNegativeInt = 4
+    """Most pixels, at the model's size, by which `pad` shifts."""
+    flip: bool = True
+    """Mirror left and right with probability 1/2."""
+    randaugment_layers: NonNegativeInt = 0
+    """Operations per image of RandAugment; 0 turns it off."""
+    randaugment_magnitude: Annotated[int, Ge(0), Le(30)] = 10
+    """Strength of RandAugment, 0-30."""
+    eval_resize: PositiveInt | None = None
+    """Test images: None squashes them to size; a number resizes the shorter side to it and crops the center."""
+    eval_interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"] | None = None
+    """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
+    bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
+    workers: NonNegativeInt = 0
+    """Processes that read images; 0 reads in the training process."""
+    fast_decode: bool = False
+    """Images in files, for training: resize each crop with antialiasing, to whole gray levels, from JPEGs decoded no
+    larger than it needs. Off, crops are looked up in the whole image without antialiasing, as in Google's code."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """At an unreadable image: stop the run, or skip the image, with a warning and a count."""
+    partial: bool = False
+    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    exclude: str | None = None
+    """A list of images to exclude from the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
+    part: Fraction | None = None
+    """Fraction of each class of the training split to train on; a smaller subset is contained in every larger one."""
+    part_seed: Seed | None = None
+    """Seed that chooses these images; None is 0."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.train_split in ("test", "all") or self.eval_split == "all":
+            raise UserError(
+                f"train_split={self.train_split!r} and eval_split={self.eval_split!r}: a model is trained without test "
+                f"images, and `all` holds them; give train, trainval or val to train on, train, val or test to "
+                f"evaluate on."
+            )
+        if self.part is None and self.part_seed is not None:
+            raise UserError(f"part_seed={self.part_seed} has no effect without part; give part too.")
+        if (self.crop == "random") != (self.crop_resize is not None):
+            raise UserError(
+                f"crop={self.crop!r} with crop_resize={self.crop_resize}: the crop `random` requires crop_resize, no "
+                "other crop uses it."
+            )
+
+    def without_crop(self) -> "DataConfig":
+        """The same with whole training images."""
+        return replace(self, crop="none", crop_resize=None, min_area=DataConfig.min_area, pad=DataConfig.pad)
+
+    def preprocessing(self, image_size: ImageSize) -> Preprocessing:
+        """How test images are prepared for a model of this size; raises UserError if `eval_resize` is too small."""
+        if self.eval_interpolation is None:
+            return Preprocessing.google(image_size, self.eval_resize)
+        return Preprocessing(image_size, self.eval_resize, interpolation=self.eval_interpolation)

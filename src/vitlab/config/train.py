@@ -1,0 +1,208 @@
+"""A training run: model, data, optimizer, and what is evaluated while it trains."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Lt
+
+from vitlab.config.data import DataConfig
+from vitlab.errors import UserError
+from vitlab.models.config import ModelConfig, ViTConfig, check_rgb
+from vitlab.settings import (
+    Fraction,
+    FractionBelow1,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_fields,
+)
+from vitlab.switches import check_switches
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its schedule (Tables 3 and 4)."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    """Which optimizer."""
+    lr: NonNegativeFloat = 1e-3
+    """Base learning rate, reached at the end of the warm-up; for the global batch."""
+    beta1: FractionBelow1 = 0.9
+    """Adam's decay of the gradient's mean."""
+    beta2: FractionBelow1 = 0.999
+    """Adam's decay of the mean of its squares."""
+    momentum: FractionBelow1 = 0.9
+    """Momentum of SGD."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay: each step takes lr * weight_decay * p off a parameter p."""
+    decay_on: Literal["all", "kernels"] = "all"
+    """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
+    layer_decay: Fraction = 1.0
+    """Learning rate of each block over that of the block after it; the head has `lr`, the embedding the lowest."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate changes after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps over which the rate rises linearly from 0."""
+    cooldown_steps: NonNegativeInt = 0
+    """Last steps over which the rate falls linearly to 0, on top of the schedule."""
+    end_lr: NonNegativeFloat = 0.0
+    """Rate at the last step of a linear schedule (1e-5 in Google's code)."""
+    clip_norm: PositiveFloat | None = None
+    """Largest global norm of the gradient; None does not clip."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class FewShotConfig:
+    """Few-shot accuracy while training (Sec. 4.1): least squares on the frozen representation, at each evaluation."""
+
+    dataset: str | None = None
+    """Data set, `folder:PATH`, `csv:PATH` or `shards:PATH`; None means the run's own."""
+    root: str | None = None
+    """Folder that holds a named data set."""
+    train_split: str = "train"
+    """Split that the few examples are drawn from: all of it, also where the run trains on a fraction."""
+    test_split: str = "val"
+    """Split to measure on."""
+    shots: tuple[PositiveInt, ...] = (1, 5, 10, 25)
+    """Examples of each class; one accuracy for each number."""
+    l2: PositiveFloat = 1024.0
+    """Strength of the penalty (2^10 in Google's code)."""
+    seeds: PositiveInt = 3
+    """Random samples of the examples; the accuracy is their mean."""
+    test_images: PositiveInt | None = None
+    """Maximum number of test images, taken evenly from the split; None takes all."""
+    classes: tuple[NonNegativeInt, ...] | None = None
+    """Evaluate on these classes only, by their numbers in the whole data set; they may differ from the run's. None
+    means the run's classes for its own data set, and all classes of another."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
+            raise UserError(f"classes is {self.classes}; give two different classes or more, or None.")
+        if self.root is not None and self.dataset is None:
+            raise UserError(f"root={self.root!r} has no effect without dataset; set data.root instead.")
+        if not self.shots:
+            raise UserError("shots is empty; give at least one number of examples per class.")
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """Masked patch prediction (Sec. 4.6, App. B.1.2): learning without labels, from the images alone."""
+
+    target: Literal["mean-color", "downsized", "regression"] = "mean-color"
+    """What is predicted for a corrupted patch: its mean color in 3 bits per channel; the same for each of 4x4 cells; or
+    all of its pixels, with an L2 loss."""
+    share: Fraction = 0.5
+    """Fraction of each image's patches that is corrupted (0.15 is the paper's other rate)."""
+    masked: NonNegativeFloat = 0.8
+    """Fraction of these whose embedding is replaced by a learned one."""
+    replaced: NonNegativeFloat = 0.1
+    """Fraction of these that get the embedding of another patch; the rest stay unchanged."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.masked + self.replaced > 1 + 1e-9:
+            raise UserError(f"masked={self.masked} and replaced={self.replaced}: their sum must be at most 1.")
+
+    def corrupted(self, patches: int) -> int:
+        """Number of corrupted patches of each image: `share` of `patches`, rounded, at least 1."""
+        return max(1, round(self.share * patches))
+
+    def num_uniforms(self, patches: int) -> int:
+        """Uniform numbers that an image's corruption takes: one per patch, and two more per corrupted patch."""
+        return patches + 2 * self.corrupted(patches)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One complete run: the same config and the same data give the same weights."""
+
+    model: ModelConfig = field(default_factory=ViTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Cross-entropy over all classes together, or of each class by itself."""
+    label_smoothing: FractionBelow1 = 0.0
+    """Softmax: the fraction spread evenly over all classes. Sigmoid: targets become 1 - s and s."""
+    mixup: NonNegativeFloat = 0.0
+    """Parameter of mixup's Beta distribution; 0 turns it off."""
+    steps: PositiveInt | None = None
+    """Number of updates; give either this or `epochs`."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training split; steps = round(epochs * examples / batch_size)."""
+    batch_size: PositiveInt = 4096
+    """Images per update, over all devices and micro-batches."""
+    microbatch: PositiveInt | None = None
+    """Largest number of images per forward pass; gradients are accumulated up to `batch_size`."""
+    average_decay: Annotated[float, Gt(0), Lt(1)] | None = None
+    """Polyak averaging (EMA): average = decay * average + (1 - decay) * weights after each step (0.9999, Sec. 4.1)."""
+    precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
+    """Precision of training. `bfloat16` keeps float32 master weights and one bfloat16 copy of them per step; `autocast`
+    casts at each use; `auto` is bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    trained_blocks: NonNegativeInt | None = None
+    """Train the last blocks of the encoder and the head only, this many; 0 trains the head, None everything."""
+    activation_checkpointing: bool = False
+    """Recompute the activations inside a block in the backward pass: less memory, more time."""
+    fsdp: bool = False
+    """With several processes, shard weights, gradients and optimizer state (FSDP2) instead of DDP."""
+    seed: Seed = 0
+    """Seed of all random numbers."""
+    log_every: PositiveInt = 50
+    """Steps between records in metrics.jsonl."""
+    eval_every: PositiveInt | None = None
+    """Steps between evaluations; None evaluates only at the end."""
+    fewshot: FewShotConfig | None = None
+    """Few-shot accuracy at each evaluation; None leaves it out."""
+    masking: MaskingConfig | None = None
+    """Masked patch prediction in place of classes; None learns the classes."""
+    checkpoint_every: PositiveInt = 1000
+    """Steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """How many of the last checkpoints stay on disk."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(f"steps={self.steps} and epochs={self.epochs}: give exactly one of them.")
+        check_rgb(self.model)
+        if self.masking is not None:
+            self._check_masking()
+        check_switches(self)
+
+    def _check_masking(self) -> None:
+        """Masked patch prediction takes a headless ViT with patches of pixels, and no setting about classes."""
+        model = self.model
+        if not isinstance(model, ViTConfig) or model.stem is not None:
+            raise UserError("masked patch prediction requires patches cut from the image; take a ViT without a stem.")
+        if model.patch_dropout:
+            raise UserError(
+                f"masked patch prediction needs every patch; leave patch_dropout={model.patch_dropout} out."
+            )
+        if model.final_norm == "mean":
+            raise UserError("masked patch prediction normalizes tokens; set model.final_norm='tokens', not 'mean'.")
+        if model.num_patches < 2:
+            raise UserError(f"masked patch prediction requires 2 patches or more, not {model.num_patches}.")
+        if model.pool == "map" or model.representation_size is not None or model.num_classes:
+            raise UserError(
+                f"masked patch prediction trains no head: set pool={model.pool!r} to 'token' or 'gap', "
+                f"representation_size={model.representation_size} to None and num_classes={model.num_classes} to 0."
+            )
+        for name, default in {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0}.items():
+            if getattr(self, name) != default:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} has no effect in masked patch prediction; leave it out."
+                )
+
+    def total_steps(self, examples: int) -> int:
+        """Number of updates for a training split of `examples` images."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, round(self.epochs * examples / self.batch_size))
