@@ -190,8 +190,9 @@ def _plan(
         return costs[size]
 
     if budget is not None and planned_before:
+        plan = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
         job.log(
-            f"resuming the plan in {workdir / 'config.json'}, {job.config.steps} steps at "
+            f"resuming the plan in {workdir / 'config.json'}, {plan} at "
             f"{'x'.join(map(str, job.config.model.image_hw))} px; for another --budget give another --workdir"
         )
     elif budget is not None:
