@@ -22,7 +22,6 @@ from vitlab.io import (
     reading_npz,
     replacing_file,
     replacing_folder,
-    write_once,
     write_sums,
 )
 
@@ -235,9 +234,3 @@ def test_an_archive_larger_than_its_file_is_refused(
         archive.writestr("x.npy", header(shape) + bytes(zeros))
     with pytest.raises(UserError, match=message), reading_npz(path):
         pytest.fail("it was opened")
-
-
-def test_the_first_file_stays(tmp_path: Path) -> None:
-    for text in (b"first", b"second"):
-        write_once(tmp_path / "new" / "file", text)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"file": b"first"}

@@ -1,6 +1,5 @@
 """Atomic files and folders, checksums, locks, and safe reading of untrusted JSON and .npz files."""
 
-import contextlib
 import csv
 import errno
 import fcntl
@@ -54,20 +53,6 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             new.replace(path)
         sync(path.parent)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def write_once(path: Path, data: bytes) -> None:
-    """Writes a complete file, unless another process was faster: its file stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new, _ = _temporary(path)
-    try:
-        with new.open("xb") as file, _hold(new):
-            file.write(data)
-            file.flush()
-            with contextlib.suppress(FileExistsError):
-                os.link(new, path)
     finally:
         new.unlink(missing_ok=True)
 

@@ -190,7 +190,7 @@ def test_frozen_blocks_have_no_gradients() -> None:
 
 def test_sharded_by_more_processes_is_less() -> None:
     config = change(RUNS["plain"], batch_size=64)
-    total, block, outside = weight_counts(config.model, config.masking)
+    total, block, outside, _ = weight_counts(config.model, config.masking)
     parts = [rank_bytes(config, 4, "autocast", "cuda", count, sharded=True) for count in (2, 4, 16)]
     for part in ("weights", "optimizer"):
         assert [memory[part] for memory in parts] == pytest.approx([parts[0][part] / n for n in (1, 2, 8)], abs=1)

@@ -1,38 +1,25 @@
 """One step: what a stop or numbers that are not finite leave, and the passes of ranks with fewer images."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from small_step import BATCH, CONFIG, IMAGES, new_state
 
-from vitlab.config import OptimConfig, TrainConfig
-from vitlab.data.loader import Batch
-from vitlab.models import ViTConfig
-from vitlab.train.checkpoint import TrainState, create_state
-from vitlab.train.distributed import SINGLE
-from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.checkpoint import TrainState
+from vitlab.train.objectives import create_objective
 from vitlab.train.step import _split, train_step
-
-CONFIG = TrainConfig(
-    model=ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=3, head_std=0.1),
-    optim=OptimConfig(lr=1e-2),
-    steps=4,
-    batch_size=4,
-    average_decay=0.5,
-    precision="float32",
-)
-IMAGES = torch.linspace(-1, 1, 4 * 3 * 8 * 8).reshape(4, 3, 8, 8)
 
 
 @pytest.fixture
 def state() -> TrainState:
-    model = create_training_model(CONFIG.model, CONFIG.masking, torch.Generator().manual_seed(0))
-    return create_state(CONFIG, model, torch.device("cpu"), SINGLE)
+    return new_state(CONFIG)
 
 
 def step(state: TrainState, images: torch.Tensor = IMAGES, **options: Any) -> bool:
-    batch = Batch(images, torch.tensor([0, 1, 2, 1]), torch.arange(4))
+    batch = dataclasses.replace(BATCH, images=images)
     return train_step(CONFIG, state, create_objective(CONFIG), batch, 1e-2, len(images), **options)
 
 

@@ -29,7 +29,7 @@ from vitlab.train.throughput import DEVICES, find_device
 
 CPU = "cpu"
 DAY = 24 * 3600
-DEFAULT_MFU = 0.4
+DEFAULT_MFU, ALL_TRAINED = 0.4, ", as if all blocks were trained"
 TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
 """Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
 SECONDS, ROUNDS = 1.0, 3
@@ -58,8 +58,6 @@ def estimate(
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
-    if isinstance(config, FinetuneConfig) and not config.runs:
-        raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     examples = _examples(config, examples)
     config = _complete(config, examples, device)
     if count < 1 or config.batch_size % count:
@@ -71,12 +69,11 @@ def estimate(
     if mfu == "measured":
         flops, source = _measured_flops(config, device, memory["images_at_once"])
     else:
-        flops, source = _parse_mfu(mfu, config.precision) * (peak or 0.0), "assumed"
-        source += ", as if all blocks were trained" if config.trained_blocks is not None else ""
+        frozen = config.trained_blocks is not None
+        flops, source = _parse_mfu(mfu, config.precision) * (peak or 0.0), "assumed" + frozen * ALL_TRAINED
     if not flops:
         raise UserError("the peak of a CPU is unknown; give --mfu measured.")
-    seconds = exa * 1e18 / (flops * count)
-    images_per_s = steps * config.batch_size / seconds
+    images_per_s = steps * config.batch_size / (seconds := exa * 1e18 / (flops * count))
     parameters, forward_macs = weight_counts(config.model, config.masking)[0], config.model.forward_macs
     state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return {
@@ -104,7 +101,9 @@ def estimate(
 
 
 def _complete(config: TrainConfig, examples: int | None, device: str) -> TrainConfig:
-    """`config` with everything that depends on the data and the device."""
+    """`config` with everything that depends on the data and the device. Raises UserError where nothing is trained."""
+    if isinstance(config, FinetuneConfig) and not config.runs:
+        raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")

@@ -274,15 +274,15 @@ def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float]
     """The requested split, held out from train if it is missing from the source."""
     present, read = splits
     if split == "all":  # uncut, so a source without train has it too
-        whole = functools.reduce(join, (_with_image_names(read(s)) for s in ("train", "val", "test") if s in present))
+        whole = functools.reduce(join, (with_image_names(read(s)) for s in ("train", "val", "test") if s in present))
         return dataclasses.replace(whole, split=split)
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
         train, val = (_choose_split(splits, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)
     if split in present and (split != "train" or not missing):
-        return _with_image_names(read(split))
-    train = _with_image_names(read("train"))
+        return with_image_names(read(split))
+    train = with_image_names(read("train"))
     parts = stratified_split(train.labels, missing, seed)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table says it of the others
@@ -293,12 +293,13 @@ def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float]
     return dataclasses.replace(train.take(chosen), split=split)
 
 
-def _with_image_names(dataset: Dataset) -> Dataset:
-    """Names the images of an in-memory set, so that an image has the same name in every subset."""
+def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
+    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
+    image has the same name in every subset."""
     if dataset.entries:
         return dataset
-    names = [Entry(f"{dataset.name}/{dataset.split}[{i}]", size=0) for i in range(len(dataset))]
-    return dataclasses.replace(dataset, entries=names)
+    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
+    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:

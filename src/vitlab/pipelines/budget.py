@@ -43,8 +43,7 @@ def fit_budget(
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
-    """`config` for a job of `seconds`, of which some are `elapsed`: with steps and sweep, and what of the settings is
-    `automatic`.
+    """`config` with steps, sweep and `automatic` settings for a job of `seconds`, of which some are `elapsed`.
 
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
@@ -89,10 +88,9 @@ def fit_budget(
     tuned = largest_that_fits(min_side=min_side)
     if tuned is None and "learning_rates" in automatic:
         tuned = largest_that_fits(_without_sweep, min_side)
-    if tuned is None and linear:
-        tuned = largest_that_fits(_head_only)  # again, for what has been measured since took time
-    if tuned:
-        return tuned
+    # The head again, for what has been measured since took time.
+    if planned := tuned or (linear and largest_that_fits(_head_only)):
+        return planned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
     time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
     return _subset(shortest, images, cost, time, elapsed())

@@ -106,9 +106,9 @@ def create_state(config: TrainConfig, model: nn.Module, device: torch.device, wo
     """The state of a run before its first step, on every rank with the weights and the precision of rank 0. From then
     on `state.parallel` computes with `model`."""
     freeze_blocks(model, config.trained_blocks)
-    world.broadcast_tensors(model.parameters())
     # Of rank 0 for all: ranks with different precisions would wait for each other forever.
     precision: Any = world.broadcast_object(lambda: resolve_precision(config.precision, device))
+    world.broadcast_tensors(model.parameters())  # after an exchange between hosts, as all between devices
     parallel = Parallel(
         model.train(),
         world,

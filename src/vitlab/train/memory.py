@@ -46,8 +46,7 @@ def rank_bytes(
     of the products are the weights outside of blocks, those of the current block and of the next one, and the gradients
     of the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
     """
-    total, block, outside = weight_counts(config.model, config.masking)
-    trained = trained_weights(config.model, config.masking, config.trained_blocks)
+    total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
     lower = sharded and precision != "float32"
     step = step_bytes(config, microbatch, "bfloat16" if lower else precision, device_type)
     local_batch = -(-config.batch_size // world_size)
@@ -73,22 +72,17 @@ def rank_bytes(
 
 
 @functools.cache
-def weight_counts(config: ModelConfig, masking: MaskingConfig | None) -> tuple[int, int, int]:
-    """The number of weights: in all, in the largest block, and outside of blocks."""
+def weight_counts(
+    config: ModelConfig, masking: MaskingConfig | None, trained_blocks: int | None = None
+) -> tuple[int, int, int, int]:
+    """The number of weights: in all, in the largest block, outside of blocks, and that are trained."""
     with torch.device("meta"):
         model = create_training_model(config, masking)
     blocks = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
     total = sum(p.numel() for p in model.parameters())
-    return total, max(blocks, default=0), total - sum(blocks)
-
-
-@functools.cache
-def trained_weights(config: ModelConfig, masking: MaskingConfig | None, trained_blocks: int | None) -> int:
-    """The number of weights that have gradients."""
-    with torch.device("meta"):
-        model = create_training_model(config, masking)
     freeze_blocks(model, trained_blocks)
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return total, max(blocks, default=0), total - sum(blocks), trained
 
 
 class StepBytes(NamedTuple):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.io import write_once
+from vitlab.io import replacing_file
 from vitlab.models.attention import cpu_capabilities
 
 Precision = Literal["float32", "autocast", "bfloat16"]
@@ -53,21 +53,16 @@ def frozen_dtype(requested: str, device: torch.device) -> torch.dtype:
 def cpu_is_faster_in_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 matrices at least MIN_SPEEDUP times as fast as float32 ones.
 
-    Measured in about 30 ms, and once for each processor and version of torch: the first measurement stays in the cache
-    folder, so that all ranks here, and a run that resumes, have the same precision.
+    Measured in about 30 ms, and once for each processor and version of torch: the cache folder keeps it, so that a run
+    resumes in the same precision.
     """
     name = f"{cpu_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
     path = cache_folder() / "bfloat16" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-
-    def saved() -> float:
-        return float(json.loads(path.read_bytes())["speedup"])
-
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        return saved() >= MIN_SPEEDUP
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or corrupt
+        return float(json.loads(path.read_bytes())["speedup"]) >= MIN_SPEEDUP
     speedup = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # a folder that cannot be written
-        write_once(path, json.dumps({"processor": name, "speedup": speedup}).encode())
-        speedup = saved()  # of the process that was first
+    with contextlib.suppress(OSError), replacing_file(path) as file:  # a folder that cannot be written
+        file.write(json.dumps({"processor": name, "speedup": speedup}).encode())
     return speedup >= MIN_SPEEDUP
 
 

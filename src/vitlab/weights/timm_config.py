@@ -164,7 +164,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
     for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch), ("in_chans", in_chans)):
         if settings.args.get(name, value) not in (value, [value, value]):
             raise UserError(f"config.json says {name}={settings.args[name]} and the tensors are for {value}.")
-    swiglu = hidden == 2 * mlp_dim
+    swiglu, named_pe = hidden == 2 * mlp_dim, settings.architecture.startswith("vit_pe_")
     named = next((count for pattern, count in OTHER_HEADS if pattern.search(settings.architecture)), None)
     if not settings.architecture and swiglu and width == 1536:
         named = 24  # DINOv2's giant
@@ -176,7 +176,6 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         )
     pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
     eva_norms = [settings.args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")]
-    is_pe = settings.architecture.startswith("vit_pe_")
     no_norm = NO_NORM.search(settings.architecture) or eva_norms == [False, False]
     no_norm = not settings.args.get("final_norm", not no_norm)
     return ViTConfig(
@@ -190,7 +189,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        map_heads=settings.args.get("attn_pool_num_heads", 8 if is_pe else None) if pool == "map" else None,
+        map_heads=settings.args.get("attn_pool_num_heads", 8 if named_pe else None) if pool == "map" else None,
         final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         pre_norm=pre_norm,
         attention_norm="blocks.0.attn.norm.weight" in tensors,

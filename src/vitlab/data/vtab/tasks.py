@@ -31,6 +31,7 @@ import numpy as np
 from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
+from vitlab.data.registry import with_image_names
 from vitlab.data.vtab import readers, structured
 from vitlab.data.vtab.sources import SOURCES, Source, locate
 from vitlab.errors import UserError
@@ -135,15 +136,8 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
         order = benchmark_order(published.keys, part)
         with _reporting_corrupt_files(name, task.origin, root):
             chosen = np.concatenate([order[indices] for indices in ranges])
-            datasets.append(_with_image_names(published.take(chosen), f"vtab:{name}/{part}", chosen))
+            datasets.append(with_image_names(published.take(chosen), f"vtab:{name}/{part}", chosen))
     return dataclasses.replace(functools.reduce(join, datasets), name=f"vtab:{name}", split=split)
-
-
-def _with_image_names(dataset: Dataset, source: str, indices: np.ndarray) -> Dataset:
-    """Names images without files by their indices in the source, so that they have the same names in every split."""
-    if dataset.entries:
-        return dataset
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in indices.tolist()])
 
 
 def available(name: str, root: Path) -> str:
