@@ -42,14 +42,17 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
     """`vitlab finetune` with its defaults in the time that is left, which choose the image size.
 
     By images: at the peers' size, and as many steps that all passes over training images count: those of the
-    least-squares head, of the run that is compared with it, and of the final one. Nothing is cached.
+    least-squares head (without augmented views where they would be too many), of the run that is compared with it, and of
+    the final one. Nothing is cached.
     """
     with tempfile.TemporaryDirectory() as out:
         if job.images is None:
             amount = ["--budget", f"{job.deadline - time.time():.0f}s"]
         else:
-            steps = (job.images - (1 + HEAD_VIEWS) * len(job.examples)) // (2 * 32)
-            amount = ["--image-size", str(job.image_size), "--head-views", str(HEAD_VIEWS), "--batch-size", "32"]
+            count = len(job.examples)
+            views = HEAD_VIEWS if job.images > (1 + HEAD_VIEWS) * count else 0
+            steps = (job.images - (1 + views) * count) // (2 * 32)
+            amount = ["--image-size", str(job.image_size), "--head-views", str(views), "--batch-size", "32"]
             amount += ["--steps", str(steps)]
         command = [
             sys.executable, "-m", "vitlab", "finetune", str(job.checkpoints / "huggingface"), "--dataset",
