@@ -43,7 +43,7 @@ from torchvision.transforms import v2
 from vitlab.data.decode import Jpeg, plain_jpeg
 from vitlab.data.loader import CHUNK
 from vitlab.data.registry import load_dataset
-from vitlab.data.transforms import TrainTransform
+from vitlab.data.transforms import TrainTransform, to_range
 from vitlab.train.precision import keep_freed_memory
 
 MIN_AREA = 0.08
@@ -67,12 +67,12 @@ class Arguments:
 
 def contenders(jpegs: list[Jpeg], size: int) -> dict[str, Contender]:
     def ours(fast: bool) -> Contender:
-        transform = TrainTransform(size, min_area=MIN_AREA, fast=fast)
+        transform = TrainTransform(size, min_area=MIN_AREA, fast_decode=fast)
 
         def work() -> None:
             for i in range(0, len(jpegs), CHUNK):
                 images = [plain_jpeg(jpeg.data) for jpeg in jpegs[i : i + CHUNK]]
-                transform.apply([p for p in images if p], 0, 0, np.arange(i, i + len(images)))
+                to_range(transform.augment([p for p in images if p], 0, 0, np.arange(i, i + len(images))))
 
         return work
 
@@ -133,7 +133,7 @@ def losses(jpegs: list[Jpeg], size: int) -> dict[str, Any]:
         some = jpegs[i : i + CHUNK]
         whole = [np.array(Image.open(io.BytesIO(jpeg.data)).convert("RGB")) for jpeg in some]
         rows = np.arange(i, i + len(some))
-        exact, fast = (TrainTransform(size, min_area=MIN_AREA, fast=fast) for fast in (False, True))
+        exact, fast = (TrainTransform(size, min_area=MIN_AREA, fast_decode=fast) for fast in (False, True))
         sought = exact.augment(whole, 0, 0, rows)
         losses["vitlab"] += decibels(exact.augment(some, 0, 0, rows), sought)
         quick = fast.augment(some, 0, 0, rows)

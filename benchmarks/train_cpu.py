@@ -26,7 +26,6 @@ from timm.layers.config import set_fused_attn
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
 from vitlab.cost.peers import OURS, Work, build
-from vitlab.models.attention import cpu_capabilities
 from vitlab.models.config import ViTConfig
 from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 
@@ -103,7 +102,7 @@ def main() -> None:
             print(f"  vitlab / {peer}: {ratio_of_peer['median']:.2f} ({low:.2f} to {high:.2f})")
         print(f"  {result['vitlab_tflops']:.2f} of {result['ceiling_tflops']:.2f} TFLOP/s (the same products alone)")
     if arguments.out is not None:
-        units = {name: cpu_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16")}
+        units = {name: torch.cpu.get_capabilities().get(name) for name in ("amx_bf16", "avx512_bf16")}
         record = {"environment": describe_run(arguments, torch, timm, **units), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 

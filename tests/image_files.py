@@ -1,4 +1,4 @@
-"""Small image files, and the pixels of a data set in memory."""
+"""Small image files; pixels, paths and order of a data set."""
 
 import io
 import os
@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.dataset import Dataset
+from vitlab.data.loader import epoch_order
 
 
 def put(path: Path, value: int = 0, size: tuple[int, int] = (8, 8)) -> None:
@@ -39,3 +40,9 @@ def pixels_of(dataset: Dataset) -> np.ndarray:
 
 def paths_of(dataset: Dataset) -> list[str]:
     return [dataset.path(i) for i in range(len(dataset))]
+
+
+def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
+    """(epoch, dataset index) of the g-th training example."""
+    epoch, position = divmod(g, len(dataset))
+    return epoch, int(epoch_order(dataset, seed, epoch)[position])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vitlab import display
-from vitlab.display import ProgressDisplay, format_duration, format_rate, format_table, track
+from vitlab.display import ProgressDisplay, format_duration, format_rate, format_table
 
 
 def test_tables_align_numbers_to_the_right() -> None:
@@ -31,8 +31,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    batches = [[0] * 10 for _ in range(30)]
-    assert list(track(batches, 300, "reading")) == batches
+    with ProgressDisplay("reading", 300) as progress:
+        for done in range(10, 300, 10):
+            progress.update(done)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("reading: 30 of 300 images · ETA 0:")
@@ -69,7 +70,8 @@ def test_nested_displays_share_one_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     with ProgressDisplay("train [/b]", 10) as outer:
-        assert list(track(range(3), 3, "evaluate")) == [0, 1, 2]
+        with ProgressDisplay("evaluate", 3) as inner:
+            inner.update(1)
         with ProgressDisplay("silent", 3, quiet=True) as silent:
             silent.update(1, "unseen", force=True)
         outer.update(5, "step 5 [/i]")

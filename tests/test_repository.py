@@ -31,7 +31,7 @@ STANDS_ON = {
     "switches": ("errors",),
     "config": ("errors", "settings", "switches", "preprocessing", "models.config"),
     "preprocessing": ("errors", "settings"),
-    "models": ("errors", "settings"),
+    "models": ("errors", "settings", "preprocessing"),
     "data": BASE,
     "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),

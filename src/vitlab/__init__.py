@@ -7,60 +7,35 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from vitlab import data as data
-    from vitlab import evaluation as evaluation
-    from vitlab import inspection as inspection
-    from vitlab import models as models
-    from vitlab import pipelines as pipelines
-    from vitlab import recipes as recipes
-    from vitlab import train as train
-    from vitlab import weights as weights
-    from vitlab.api import evaluate as evaluate
-    from vitlab.api import finetune as finetune
-    from vitlab.api import inspect as inspect
-    from vitlab.api import predict as predict
-    from vitlab.config import DataConfig as DataConfig
-    from vitlab.config import OptimConfig as OptimConfig
-    from vitlab.config import TrainConfig as TrainConfig
-    from vitlab.data.registry import load_dataset as load_dataset
-    from vitlab.models import MODELS as MODELS
-    from vitlab.models import ResNetConfig as ResNetConfig
-    from vitlab.models import ViTConfig as ViTConfig
-    from vitlab.models import create_model as create_model
-    from vitlab.models import get_config as get_config
-    from vitlab.models import list_models as list_models
-    from vitlab.models.resnet import ResNet as ResNet
-    from vitlab.models.vit import ViT as ViT
-    from vitlab.train.optim import parameter_groups as parameter_groups
-    from vitlab.weights import convert as convert
-    from vitlab.weights import load_model as load_model
-    from vitlab.weights import save_model as save_model
+    from vitlab import app, data, evaluation, inspection, models, pipelines, recipes, train, weights
+    from vitlab.api import evaluate, finetune, inspect, predict
+    from vitlab.config import DataConfig, OptimConfig, TrainConfig
+    from vitlab.data.registry import load_dataset
+    from vitlab.models import MODELS, ResNetConfig, ViTConfig, create_model, get_config, list_models
+    from vitlab.models.resnet import ResNet
+    from vitlab.models.vit import ViT
+    from vitlab.train.optim import parameter_groups
+    from vitlab.weights import convert, load_model, save_model
 
 __version__ = "0.1.0"
 
 SUBPACKAGES = ("app", "data", "evaluation", "inspection", "models", "pipelines", "recipes", "train", "weights")
-MODULE_OF = {
-    "MODELS": "vitlab.models",
-    "evaluate": "vitlab.api",
-    "finetune": "vitlab.api",
-    "inspect": "vitlab.api",
-    "predict": "vitlab.api",
-    "DataConfig": "vitlab.config",
-    "OptimConfig": "vitlab.config",
-    "TrainConfig": "vitlab.config",
-    "ViT": "vitlab.models.vit",
-    "ResNet": "vitlab.models.resnet",
-    "ResNetConfig": "vitlab.models",
-    "ViTConfig": "vitlab.models",
-    "convert": "vitlab.weights",
-    "create_model": "vitlab.models",
-    "get_config": "vitlab.models",
-    "list_models": "vitlab.models",
-    "load_dataset": "vitlab.data.registry",
-    "load_model": "vitlab.weights",
-    "parameter_groups": "vitlab.train.optim",
-    "save_model": "vitlab.weights",
+NAMES = {
+    "api": "evaluate finetune inspect predict",
+    "config": "DataConfig OptimConfig TrainConfig",
+    "data.registry": "load_dataset",
+    "models": "MODELS ResNetConfig ViTConfig create_model get_config list_models",
+    "models.resnet": "ResNet",
+    "models.vit": "ViT",
+    "train.optim": "parameter_groups",
+    "weights": "convert load_model save_model",
 }
+MODULE_OF = {name: f"vitlab.{module}" for module, names in NAMES.items() for name in names.split()}
+
+__all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "ViT", "ViTConfig"]
+__all__ += ["convert", "create_model", "evaluate", "finetune", "get_config", "inspect", "list_models"]
+__all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "save_model"]
+__all__ += ["app", "data", "evaluation", "inspection", "models", "pipelines", "recipes", "train", "weights"]
 
 
 if not typing.TYPE_CHECKING:  # or a type checker would take any name for a public one

@@ -4,8 +4,8 @@ import html
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -14,7 +14,6 @@ from vitlab.errors import UserError, printable
 
 FIRST_LINE, NEXT_LINES = 5.0, 30.0
 """Without a terminal: seconds of silence before the first line of a progress display, and between the next ones."""
-Item = TypeVar("Item")
 
 
 class ProgressDisplay:
@@ -88,17 +87,6 @@ class ProgressDisplay:
         """Prints a line that stays."""
         if not self.quiet:
             self._console.print(f"{self.label}: {printable(text)}", markup=False)
-
-
-def track(items: Iterable[Item], total: int, label: str, unit: str = "images", quiet: bool = False) -> Iterator[Item]:
-    """Yields the items and shows how many of `total` have been used. An item that has a length counts that many."""
-    with ProgressDisplay(label, total, unit, quiet) as display:
-        done = 0
-        for item in items:
-            yield item
-            done += len(item) if hasattr(item, "__len__") else 1  # pyright: ignore[reportArgumentType]
-            if done < total:
-                display.update(done)
 
 
 def format_duration(seconds: int | float) -> str:

@@ -57,6 +57,12 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
         new.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file atomically."""
+    with replacing_file(path) as file:
+        file.write(data)
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes an .npz atomically."""
     with replacing_file(path) as file:
@@ -69,8 +75,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]])
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)
     table.writerows(rows)
-    with replacing_file(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))
+    write_bytes(path, text.getvalue().encode(errors="surrogateescape"))
 
 
 @contextmanager
@@ -169,8 +174,7 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
     """
     sums = read_sums(folder) | {name: sha256(folder / name) for name in names}
     text = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
-    with replacing_file(folder / SUMS) as file:
-        file.write(f"{text}# {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    write_bytes(folder / SUMS, f"{text}# {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
 
 
 def read_sums(folder: Path) -> dict[str, str]:

@@ -103,7 +103,7 @@ def test_test_images_alone(tmp_path: Path) -> None:
         part = load_dataset(name, split)
         assert (part.classes, part.labels.tolist(), part.split) == (("a", "b"), [0, 1], split)
     for split in ("train", "val", "trainval"):
-        with pytest.raises(ValueError, match=r"\['test'\] but no train: add .*\(test, all\)"):
+        with pytest.raises(ValueError, match=r"has no \w+ split, and no train to .* one of test, all"):
             load_dataset(name, split)
 
 
@@ -206,7 +206,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path, caplog: pytest.LogCaptur
         (("train/a/1.png", "val/a/1.png", "Valid/"), "Valid and .*val are the same split"),
         (("train/a/1.png", "val/"), "val has no class folders: .*remove it to cut val from train"),
         (("train/a/1.png", "val/1.png"), "val has no class folders: add"),
-        (("train/a/1.png", "val/c/1.png"), r"that are missing in train: \['c'\]"),
+        (("train/a/1.png", "val/c/1.png"), "that are missing in train: c$"),
         (("a/1.png", "a/2.png"), "no class of train has enough images to cut a val split"),
     ],
 )

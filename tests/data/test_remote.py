@@ -202,6 +202,12 @@ def test_a_damaged_shard_is_refused(server: Server, written: Path, tmp_path: Pat
             load_dataset(f"shards:{server.address}", "train")
 
 
+def test_an_index_is_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "JSON_BYTES", 100)
+    with pytest.raises(UserError, match=r"index.json is not an index of shards .*not valid JSON"):
+        load_dataset(f"shards:{server.address}", "train")
+
+
 def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
     """What is cached of the first is not used for the second."""
     write_folders(tmp_path / "in", {"ant": 30, "bee": 30}, seed=5)

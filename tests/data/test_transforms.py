@@ -38,7 +38,13 @@ SMALL = rng.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
 
 
 def train_transform(crop: str, size: int = 16, **options: object) -> TrainTransform:
-    return TrainTransform(size, crop=crop, resize=size + 4 if crop == "random" else None, **options)  # pyright: ignore[reportArgumentType]
+    crop_resize = size + 4 if crop == "random" else None
+    return TrainTransform(size, crop=crop, crop_resize=crop_resize, **options)  # pyright: ignore[reportArgumentType]
+
+
+def augment(transform: TrainTransform, *args: Any) -> torch.Tensor:
+    """What the loader gives: augmented images in [-1, 1]."""
+    return to_range(transform.augment(*args))
 
 
 # ------------------------------------------------------------------------------------- parity with Google
@@ -90,7 +96,7 @@ def test_training_crop_matches_vit_jax(
     box = json.loads(str(golden["meta"]))[name]["fixed_box_y_x_h_w"]
     monkeypatch.setattr(transforms, "inception_boxes", lambda *_: np.array([box]))
     monkeypatch.setattr(transforms, "example_uniforms", lambda *_: np.full((1, 401), 0.0 if flip else 0.9))
-    images = TrainTransform(224).apply([golden[f"{name}/decode"]], 0, 0, np.array([0]))
+    images = augment(TrainTransform(224), [golden[f"{name}/decode"]], 0, 0, np.array([0]))
     close(images, golden[f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}"])
 
 
@@ -121,15 +127,15 @@ def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
 def test_an_example_does_not_depend_on_its_batch(crop: str, layers: int) -> None:
     transform = train_transform(crop, randaugment_layers=layers, randaugment_magnitude=15)
     indices, epochs = np.arange(12) + 5, np.repeat([0, 1], 6)
-    whole = transform.apply(torch.from_numpy(SMALL), 3, epochs, indices)
+    whole = augment(transform, torch.from_numpy(SMALL), 3, epochs, indices)
     assert whole.shape == (12, 3, 16, 16)
     assert whole.dtype == torch.float32
     assert whole.abs().max() <= 1.00001
     for rows in ([4], [9, 2, 7], list(range(11, -1, -1))):
-        part = transform.apply(torch.from_numpy(SMALL[rows]), 3, epochs[rows], indices[rows])
+        part = augment(transform, torch.from_numpy(SMALL[rows]), 3, epochs[rows], indices[rows])
         np.testing.assert_array_equal(part, whole[rows])
     if not layers:
-        np.testing.assert_allclose(transform.apply(list(SMALL), 3, epochs, indices), whole, atol=1e-3)
+        np.testing.assert_allclose(augment(transform, list(SMALL), 3, epochs, indices), whole, atol=1e-3)
 
 
 @pytest.mark.parametrize("magnitude", [0, 10, 30])
@@ -149,9 +155,9 @@ def test_randaugment_is_torchvisions_with_a_seed_for_each_example(magnitude: int
 
 def test_images_of_many_sizes() -> None:
     images = [rng.integers(0, 256, (h, w, 3)).astype(np.uint8) for h, w in ((1, 1), (5, 40), (33, 8), (300, 200))]
-    rectangular = (TrainTransform((8, 24)), TrainTransform((8, 24), crop="random", resize=(10, 30)))
+    rectangular = (TrainTransform((8, 24)), TrainTransform((8, 24), crop="random", crop_resize=(10, 30)))
     for transform in (*rectangular, *(train_transform(crop, 24) for crop in CROPS)):
-        result = transform.apply(images, 0, 0, np.arange(4))
+        result = augment(transform, images, 0, 0, np.arange(4))
         assert result.shape == (4, 3, 8 if transform in rectangular else 24, 24)
         assert result.abs().max() <= 1.00001
     assert EvalTransform((8, 24)).apply(torch.from_numpy(SMALL)).shape == (12, 3, 8, 24)
@@ -164,7 +170,7 @@ def test_pad_shifts_and_brings_in_black() -> None:
     windows = {
         padded[y : y + 16, x : x + 16][:, ::step].tobytes() for y in range(9) for x in range(9) for step in (1, -1)
     }
-    crops = to_pixels(TrainTransform(16, crop="pad", pad=4).apply(images, 0, 0, np.arange(400)))
+    crops = to_pixels(augment(TrainTransform(16, crop="pad", pad=4), images, 0, 0, np.arange(400)))
     seen = {crop.tobytes() for crop in crops}
     assert seen <= windows
     assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
@@ -172,7 +178,7 @@ def test_pad_shifts_and_brings_in_black() -> None:
 
 def test_half_of_the_images_are_mirrored() -> None:
     image = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
-    images = TrainTransform(16, crop="none").apply(image, 0, 0, np.arange(1000))
+    images = augment(TrainTransform(16, crop="none"), image, 0, 0, np.arange(1000))
     upright = to_range(image[0].permute(2, 0, 1).float())
     mirrored = [bool((image - upright).abs().max() > 0.01) for image in images]
     assert 440 < sum(mirrored) < 560
@@ -183,7 +189,7 @@ def test_half_of_the_images_are_mirrored() -> None:
 def test_random_is_a_window_of_the_squashed_image() -> None:
     image = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
     squashed = EvalTransform(20, Preprocessing.google()).apply([image])[0]
-    images = TrainTransform(16, crop="random", resize=20, flip=False).apply([image] * 60, 0, 0, np.arange(60))
+    images = augment(TrainTransform(16, crop="random", crop_resize=20, flip=False), [image] * 60, 0, 0, np.arange(60))
     windows = squashed.unfold(1, 16, 1).unfold(2, 16, 1).permute(1, 2, 0, 3, 4).reshape(25, 3, 16, 16)
     distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
     assert (distance.min(1).values < 1e-4).all()
@@ -191,8 +197,8 @@ def test_random_is_a_window_of_the_squashed_image() -> None:
 
 
 def test_settings_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="resize=31 must be at least image_size=32"):
-        TrainTransform(32, crop="random", resize=31)
+    with pytest.raises(ValueError, match="crop_resize=31 must be at least image_size=32"):
+        TrainTransform(32, crop="random", crop_resize=31)
 
 
 def test_mixup() -> None:
@@ -272,10 +278,10 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str, fast: bool) -> None:
     """To the bit: whichever rows of it are decoded. At this size nothing is decoded smaller."""
-    transform = train_transform(crop, 72, fast=fast)
+    transform = train_transform(crop, 72, fast_decode=fast)
     whole, indices = [decode_image(image.data) for image in jpegs], np.arange(8)
     for epoch in range(3):
-        assert torch.equal(transform.apply(jpegs, 1, epoch, indices), transform.apply(whole, 1, epoch, indices))
+        assert torch.equal(augment(transform, jpegs, 1, epoch, indices), augment(transform, whole, 1, epoch, indices))
 
 
 @pytest.mark.parametrize("size", [16, 32, 48])
@@ -289,7 +295,8 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
 
     images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
-    ours, theirs = (TrainTransform(size, fast=True).augment(given, 0, 0, np.arange(30)) for given in (images, whole))
+    transform = TrainTransform(size, fast_decode=True)
+    ours, theirs = (transform.augment(given, 0, 0, np.arange(30)) for given in (images, whole))
     decibels = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
     assert len(decibels) > 5
     assert np.mean(decibels) > 50

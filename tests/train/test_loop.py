@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_files import example_at
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import Batch, example_at, train_batches
+from vitlab.data.loader import Batch, train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig

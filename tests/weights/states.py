@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitlab.io import write_arrays
 from vitlab.models import ModelConfig
 from vitlab.models.vit import Model, build_model
-from vitlab.weights.google import write_npz
 from vitlab.weights.google_layout import Spelling, google_layout, to_google
 
 Arrays = dict[str, Any]
@@ -42,5 +42,5 @@ def write_spelled(model: Model, path: Path, spelling: Spelling, prefix: str = ""
     """The model as an .npz in one of Google's spellings."""
     state, arrays = {name: tensor.detach() for name, tensor in model.state_dict().items()}, {}
     for name, slot in google_layout(model.config, spelling).items():
-        arrays[prefix + name] = to_google(name, slot.select(state), slot.shape)
-    write_npz(path, arrays)
+        arrays[prefix + name] = to_google(name, slot.select(state), slot.shape).contiguous().numpy()
+    write_arrays(path, arrays)

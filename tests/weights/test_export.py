@@ -19,8 +19,8 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import ParityError, export, load_model, save_model
-from vitlab.weights.export import SUFFIX, export_checkpoint, export_model
+from vitlab.weights import ParityError, export, load_checkpoint, load_model, save_model
+from vitlab.weights.export import SUFFIX, export_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
@@ -51,6 +51,12 @@ def kinds(*quick: str) -> list[Any]:
     return [pytest.param(kind, marks=() if kind in quick else pytest.mark.slow) for kind in KINDS]
 
 
+def export_saved(model: Model, path: Path, to: Any, saved: Path, **extra: Any) -> dict[str, Any]:
+    """`export_checkpoint` of the model, which is saved to the folder `saved` with `extra`."""
+    save_model(model, saved, extra=extra)
+    return export_checkpoint(saved, path, to=to)
+
+
 def check(model: Model, run: Any) -> None:
     """Equal outputs for batches of sizes that the export has not tried."""
     for batch in (5, 2):
@@ -63,17 +69,13 @@ def check(model: Model, run: Any) -> None:
 
 @pytest.mark.parametrize("kind", kinds("relative"))
 def test_exported_programs_compute_as_the_model(kind: str, tmp_path: Path) -> None:
-    model, path = randomized(KINDS[kind]).train().bfloat16(), tmp_path / "new" / "model.pt2"
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model, path = randomized(KINDS[kind]), tmp_path / "new" / "model.pt2"
     extra = {"classes": CLASSES, "image_size": "of the card"} if model.config.num_classes else {}
-    report = export_model(model, path, to="torch-export", extra=extra)
-    assert model.training
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    report = export_saved(model, path, "torch-export", tmp_path / "saved", **extra)
     metadata: dict[str, Any] = {"classes": "", "image_size": "", "value_range": ""}
     program = torch.export.load(path, extra_files=metadata)
     assert {tensor.dtype for tensor in program.state_dict.values()} == {torch.float32}
-    check(model.float().eval(), program.module())
+    check(model, program.module())
     assert report == {
         "format": "torch-export",
         "path": str(path),
@@ -105,7 +107,8 @@ def run_onnx(path: Path, images: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", kinds("root"))
 def test_onnx_files_compute_as_the_model(kind: str, tmp_path: Path) -> None:
     model, path = randomized(KINDS[kind]), tmp_path / "model.onnx"
-    report = export_model(model, path, to="onnx", extra={"classes": CLASSES} if model.config.num_classes else None)
+    extra = {"classes": CLASSES} if model.config.num_classes else {}
+    report = export_saved(model, path, "onnx", tmp_path / "saved", **extra)
     check(model, lambda images: run_onnx(path, images))
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
@@ -115,7 +118,8 @@ def test_onnx_files_compute_as_the_model(kind: str, tmp_path: Path) -> None:
     assert [output.name for output in written.graph.output] == ["features" if kind == "headless" else "logits"]
     metadata = {entry.key: json.loads(entry.value) for entry in written.metadata_props}
     expected = {"image_size": list(model.config.image_hw), "value_range": [-1, 1], "mean": [0.5] * 3, "std": [0.5] * 3}
-    assert metadata == expected | ({"classes": CLASSES} if model.config.num_classes else {})
+    how = load_checkpoint(tmp_path / "saved").preprocessing.to_metadata()
+    assert metadata == expected | extra | {"preprocessing": how}
     assert str(Path(export.__file__).parents[1]).encode() not in path.read_bytes()
 
 
@@ -172,7 +176,7 @@ def test_a_dynamic_size_that_cannot_be_exported_is_refused(tmp_path: Path) -> No
     for kind in ("relative", "hybrid"):
         model = randomized(dataclasses.replace(KINDS[kind], dynamic_image_size=True))
         with pytest.raises(ValueError, match="hybrids and relative positions are not exported with a dynamic size"):
-            export_model(model, tmp_path / "m.onnx", to="onnx")
+            export_saved(model, tmp_path / "m.onnx", "onnx", tmp_path / kind)
 
 
 def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,36 +185,35 @@ def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: 
     path.write_text("an earlier one")
     monkeypatch.setattr(export, "_name_axes_of_padding", lambda written: None)
     with pytest.raises(ParityError, match=r"onnx file for .*model\.onnx \(not written\) differ .*1e-03"):
-        export_model(model, path, to="onnx")
+        export_saved(model, path, "onnx", tmp_path / "saved")
     assert path.read_text() == "an earlier one"
-    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "saved"]
 
 
 @pytest.mark.slow
 def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 1000)
     model, path = randomized(KINDS["vit"]), tmp_path / "first" / "model.onnx"
-    report = export_model(model, path, to="onnx")
+    report = export_saved(model, path, "onnx", tmp_path / "saved")
     assert report["files"] == sorted(file.name for file in path.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
     path.parent.rename(tmp_path / "second")  # the one names the other by its name alone
     check(model, lambda images: run_onnx(tmp_path / "second" / "model.onnx", images))
 
 
 @pytest.mark.parametrize(
-    ("to", "name", "extra", "problem"),
+    ("to", "name", "inside", "problem"),
     [
-        ("tflite", "model.tflite", {}, "to is 'tflite'; allowed: 'onnx', 'torch-export'"),
-        ("onnx", "model.pt2", {}, r"model.pt2 cannot.*ends with \.onnx"),
-        ("torch-export", "folder.pt2", {}, r"folder.pt2 cannot be the name"),
-        ("torch-export", "model.pt2", {"classes": ["a"]}, "1 names, and the model has 5"),
-        ("torch-export", "model.pt2", {"source": object()}, "JSON"),
-        ("torch-export", "model.pt2", {"preprocessing": Preprocessing()}, "give to='onnx'"),
-        ("onnx", "model.onnx", {"preprocessing": Preprocessing(interpolation="lanczos")}, "ONNX does not have"),
+        ("tflite", "model.tflite", False, "to is 'tflite'; allowed: 'onnx', 'torch-export'"),
+        ("onnx", "model.pt2", False, r"model.pt2 cannot.*ends with \.onnx"),
+        ("torch-export", "folder.pt2", False, r"folder.pt2 cannot be the name"),
+        ("torch-export", "model.pt2", True, "give to='onnx'"),
+        ("onnx", "model.onnx", True, "ONNX does not have"),
     ],
 )
-def test_invalid_requests_are_refused(to: Any, name: str, extra: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(to: Any, name: str, inside: bool, problem: str, tmp_path: Path) -> None:
     (tmp_path / "folder.pt2").mkdir()
-    how = extra.pop("preprocessing", None)
+    how = Preprocessing(interpolation="lanczos").to_metadata()
+    save_model(randomized(KINDS["vit"]), tmp_path / "saved", extra={"preprocessing": how})
     with pytest.raises(ValueError, match=problem):
-        export_model(randomized(KINDS["vit"]), tmp_path / name, to=to, extra=extra, preprocessing=how)
-    assert [file.name for file in tmp_path.iterdir()] == ["folder.pt2"]
+        export_checkpoint(tmp_path / "saved", tmp_path / name, to=to, with_preprocessing=inside)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.pt2", "saved"]

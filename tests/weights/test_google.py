@@ -9,10 +9,11 @@ import pytest
 import torch
 from states import Arrays, arrays_of, randomized, same, write_spelled
 
+from vitlab.io import write_arrays
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
-from vitlab.weights.google import read_google, read_npz, write_google, write_npz
+from vitlab.weights.google import BFLOAT16, read_google, read_npz, write_google
 
 VITS = ("vit_testing", "vit_tiny_rep", "vit_tiny_gap", "vit_epsprobe", "hybrid_small")
 BIG_VISION = ("bv_mu16_gap_learn", "bv_S16_gap_learn", "bv_S16_gap_sincos2d_rep")
@@ -202,8 +203,9 @@ def test_positions_of_big_vision(tmp_path: Path, tiny: Callable[..., ViT]) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_arrays_are_read_as_written(tmp_path: Path, dtype: torch.dtype) -> None:
-    tensor = torch.randn(3, 4).to(dtype).T  # not contiguous
-    write_npz(tmp_path / "a.npz", {"a/b": tensor})
+    tensor = torch.randn(3, 4).to(dtype).T  # in Fortran's order
+    array = tensor.view(torch.int16).numpy().view(BFLOAT16) if dtype == torch.bfloat16 else tensor.numpy()
+    write_arrays(tmp_path / "a.npz", {"a/b": array})
     arrays = read_npz(tmp_path / "a.npz")
     assert arrays["a/b"].dtype == dtype
     assert torch.equal(arrays["a/b"], tensor)

@@ -11,7 +11,7 @@ from peers import photographs
 
 from vitlab.data.transforms import EvalTransform, pair
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.onnx_preprocessing import preprocessing_graph
+from vitlab.weights.onnx_preprocessing import check_expressible, preprocessing_graph
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_values_are_within_one_gray_level(how: Preprocessing, levels: int, off: 
 @pytest.mark.parametrize("how", [Preprocessing(interpolation="lanczos"), Preprocessing.google(224, 256)])
 def test_a_resize_that_onnx_does_not_have_is_refused(how: Preprocessing) -> None:
     with pytest.raises(ValueError, match=f"interpolation='{how.interpolation}'.*'bilinear' and 'bicubic'.*Leave out"):
-        preprocessing_graph(how, (224, 224), 20)
+        check_expressible(how)

@@ -22,7 +22,7 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
 from vitlab.inspection.panels import Panel, Series
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.train.memory import inference_bytes, rank_bytes
 from vitlab.train.microbatch import GIB, free_memory
@@ -95,8 +95,7 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
             torch.compiler.reset()
             gc.collect()
     if shown := panels(record):
-        with replacing_file(out / "bench.png") as file:
-            file.write(figures.png(plots.panels(shown)))
+        write_bytes(out / "bench.png", figures.png(plots.panels(shown)))
     return json.loads((out / "bench.json").read_bytes())
 
 

@@ -14,7 +14,7 @@ import torch
 import vitlab
 from vitlab.cost.measure import timer
 from vitlab.errors import UserError
-from vitlab.models.attention import attention_backend, cpu_capabilities
+from vitlab.models.attention import attention_backend
 from vitlab.train.precision import available_cores
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
@@ -33,7 +33,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give an existing one on the disk to report on.")
-    units = cpu_capabilities()
+    units = torch.cpu.get_capabilities()
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     types = ["cpu", "cuda"] if gpus else ["cpu"]
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -17,7 +17,6 @@ from torch.utils.benchmark import Timer
 
 import vitlab
 from vitlab.models import ModelConfig
-from vitlab.models.attention import cpu_capabilities
 from vitlab.models.vit import build_model
 from vitlab.train.precision import available_cores
 
@@ -129,7 +128,7 @@ def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.
 
 def environment(*libraries: str) -> dict[str, Any]:
     """The commit, the processor, its available cores, and the versions of installed `libraries`."""
-    cpu = cpu_capabilities().get("cpu_name", platform.processor())
+    cpu = torch.cpu.get_capabilities().get("cpu_name", platform.processor())
     versions = {library: metadata.version(library) for library in libraries}
     return {"commit": commit(), "cpu": cpu, "cores": available_cores(), **versions}
 

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.io import JSON_BYTES
 
 BLOCK = 2**23  # bytes per request: what a broken connection loses
 TIMEOUT = 600.0  # seconds for a request
@@ -124,19 +123,6 @@ def _complete(
     raise UserError(
         f"{url} has the {actual.replace(':', ' ')}, expected {expected}: the file was corrupted or replaced"
     )
-
-
-def read_small(url: str, limit: int = JSON_BYTES) -> bytes | None:
-    """The content of a file of at most `limit` bytes; None if it does not exist. Raises UserError."""
-
-    def read(filesystem: Any, path: str) -> bytes:
-        with filesystem.open(path, "rb") as file:
-            return file.read(limit + 1)
-
-    data = retry(url, read, required=False)
-    if data is not None and len(data) > limit:
-        raise UserError(f"{url} has more than {limit:,} bytes; check the address")
-    return data
 
 
 def retry(

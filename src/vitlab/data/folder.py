@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry
-from vitlab.errors import UserError, quoted
+from vitlab.errors import UserError, first_ten, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,6 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
 
     def read(split: str) -> Dataset:
-        if split not in splits:
-            raise UserError(
-                f"the folder {path} has {sorted(folder.name for folder in splits.values())} but no train: add "
-                f"{path / 'train'}/CLASS/image.jpg, or use one of its splits ({', '.join([*splits, 'all'])})"
-            )
         dataset = read_class_folders(splits[split], name, split, classes)
         return dataclasses.replace(dataset, classes=shown, folder=str(path))
 
@@ -84,14 +79,14 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
     """The images of `PATH/CLASS/`, a folder for each of `classes`; one that is missing is logged."""
     present, shown = subfolders(path), quoted(str(path))
     if unknown := sorted(set(present) - set(classes)):
-        raise UserError(f"{shown} has class folders that are missing in train: {unknown[:10]}")
+        raise UserError(f"{shown} has class folders that are missing in train: {first_ten(unknown)}")
     if not present:
         raise UserError(
             f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
         )
     if missing := [folder for folder in classes if folder not in present]:
-        first = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), first)
+        text = "%s has no folder for %d of the %d classes: %s"
+        logger.warning(text, shown, len(missing), len(classes), first_ten(missing))
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     images = {folder: images_below(path / folder, ignored) for folder in present}
     if empty := [folder for folder in present if not images[folder]]:

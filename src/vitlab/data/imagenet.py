@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,6 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
         return dataset
     logger.warning("%s: %s of its %s test images are there", dataset.name, f"{len(dataset):,}", f"{full_size:,}")
     return dataclasses.replace(dataset, full_size=full_size)
-
-
-def _test_only(name: str, read: Callable[[], Dataset]) -> SplitReader:
-    def read_test(split: str) -> Dataset:
-        if split != "test":
-            raise UserError(f"{name} has no other split than test; {split!r} was requested")
-        return read()
-
-    return ["test"], read_test
 
 
 # ------------------------------------------------------------------------------------------------ ImageNet
@@ -131,7 +122,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
     """
     home = _find_root(name, root, ("imagenet",), ("real.json", "val"))
 
-    def read() -> Dataset:
+    def read(split: str) -> Dataset:
         labels = _read_json(home / "real.json", list)
         if len(labels) != VAL_IMAGES or not all(map(_are_classes, labels)):
             raise UserError(
@@ -145,7 +136,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
         dataset = _with_alternatives(name, [(images[number], labels[number]) for number in used], left_out)
         return _with_full_size(dataset, sum(map(bool, labels)))
 
-    return _test_only(name, read)
+    return ["test"], read
 
 
 def _are_classes(labels: Any) -> bool:
@@ -176,14 +167,14 @@ def v2_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """One of ImageNet-V2's three draws, in folders named by the class number: 0, 1, ... 999 (10 comes after 9)."""
     home = _find_root(name, root, (_V2_FOLDERS[name],), ("0", "999"))
 
-    def read() -> Dataset:
+    def read(split: str) -> Dataset:
         if other := next((n for n, folder in _V2_FOLDERS.items() if folder == home.name and n != name), None):
             raise UserError(f"{home} is not {name} but {other}: evaluate on that")
         if wrong := sorted(set(subfolders(home)) ^ set(NUMBERS)):
             raise UserError(f"{home} must have the folders 0 to 999 and no others; wrong: {', '.join(wrong[:5])}")
         return read_class_folders(home, name, "test", NUMBERS)
 
-    return _test_only(name, read)
+    return ["test"], read
 
 
 # ---------------------------------------------------------------------------------------------- ObjectNet
@@ -197,7 +188,7 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
     """
     home = _find_root(name, root, ("objectnet-1.0",), ("images", "mappings"))
 
-    def read() -> Dataset:
+    def read(split: str) -> Dataset:
         classes = objectnet_classes(home / "mappings")
         images = {folder: images_below(home / "images" / folder) for folder in subfolders(home / "images")}
         if missing := [folder for folder in classes if not images.get(folder)]:
@@ -210,7 +201,7 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
         logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
         return _with_alternatives(name, shared, left_out)
 
-    return _test_only(name, read)
+    return ["test"], read
 
 
 def objectnet_classes(mappings: Path) -> dict[str, list[int]]:

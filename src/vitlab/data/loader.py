@@ -1,9 +1,9 @@
 """Batches in an order that is a pure function of (seed, epoch, position).
 
-Training examples are numbered g = 0, 1, 2, ... through all epochs; `example_at` gives the image of g. A step takes the
-next `batch_size` of them, and rank r the r-th equal part of those, so that a run can resume at any example, on any
-number of ranks. Images in files are read by workers in chunks of at most `CHUNK`, which are joined in order, so that
-all workers share a large batch.
+Training examples are numbered g = 0, 1, 2, ... through all epochs, each in its `epoch_order`. A step takes the next
+`batch_size` of them, and rank r the r-th equal part of those, so that a run can resume at any example, on any number of
+ranks. Images in files are read by workers in chunks of at most `CHUNK`, which are joined in order, so that all workers
+share a large batch.
 """
 
 import contextlib
@@ -48,21 +48,12 @@ class Batch:
     uniforms: Float64[Tensor, "B d"] | None = None
 
 
-def epoch_order(n: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """A permutation of 0..n-1."""
-    return np.argsort(philox(seed, Stream.EPOCH_ORDER, epoch).random_raw(n), kind="stable").astype(np.int64)
-
-
-def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
-    """(epoch, dataset index) of the g-th training example."""
-    epoch, position = divmod(g, len(dataset))
-    return epoch, int(_order(dataset, seed, epoch)[position])
-
-
-def _order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:
-    """The order of the entries if they have one, as shards at an address do; else `epoch_order`."""
+def epoch_order(dataset: Dataset, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
+    """A permutation of 0..n-1: that of the entries if they have one, as shards at an address do."""
     order = dataset.entries.order(seed, epoch) if isinstance(dataset.entries, Entries) else None
-    return epoch_order(len(dataset), seed, epoch) if order is None else order
+    if order is not None:
+        return order
+    return np.argsort(philox(seed, Stream.EPOCH_ORDER, epoch).random_raw(len(dataset)), kind="stable").astype(np.int64)
 
 
 def train_batches(
@@ -85,8 +76,8 @@ def train_batches(
     are counted in `Batch.skipped` and logged once; UserError if none of a rank's batch is left.
     workers: DataLoader workers; a set in memory uses none. num_uniforms: the length of an image's `Batch.uniforms`.
     """
-    local = _local_batch_size(dataset, batch_size, world_size)
-    if transform.fast and dataset.pixels is not None:
+    local = batch_size // world_size
+    if transform.fast_decode and dataset.pixels is not None:
         raise UserError(f"fast decoding has no effect on {dataset.name}, whose images are in memory; leave it out")
 
     def batches() -> Iterator[BatchIndices]:
@@ -96,7 +87,7 @@ def train_batches(
             indices = np.empty(local, np.int64)
             for e in np.unique(epochs):
                 if e != epoch:
-                    epoch, order = e, _order(dataset, seed, int(e))
+                    epoch, order = e, epoch_order(dataset, seed, int(e))
                 indices[epochs == e] = order[positions[epochs == e]]
             yield epochs, indices
 
@@ -111,35 +102,20 @@ def eval_batches(
     batch_size: int,
     epoch: int = 0,
     indices: np.ndarray | None = None,
-    rank: int = 0,
-    world_size: int = 1,
     workers: int = 0,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
     num_uniforms: int = 0,
 ) -> Iterator[Batch]:
-    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
+    """The examples `indices` (default: all in the set's order), each once. The last batch may be smaller.
 
-    With `indices` this rank takes these instead. The last batch may be smaller, and a rank may have one batch fewer
-    than another. Settings as for `train_batches`; augmentation and `uniforms` are those of seed 0 and of `epoch`, so
-    that an image always has the same.
+    Settings as for `train_batches`; augmentation and `uniforms` are those of seed 0 and of `epoch`, so that an image
+    always has the same.
     """
-    local = _local_batch_size(dataset, batch_size, world_size)
-    indices = np.arange(rank, len(dataset), world_size) if indices is None else indices
-    chunks = (indices[i : i + local] for i in range(0, len(indices), local))
+    indices = np.arange(len(dataset)) if indices is None else indices
+    chunks = (indices[i : i + batch_size] for i in range(0, len(indices), batch_size))
     loader = _BatchLoader(dataset, transform, torch.device(device), 0, num_uniforms)
-    return loader.load(((np.full_like(b, epoch), b) for b in chunks), local, workers, on_error)
-
-
-def _local_batch_size(dataset: Dataset, batch_size: int, world_size: int) -> int:
-    if batch_size < 1 or batch_size % world_size:
-        raise UserError(
-            f"batch_size={batch_size} is the global batch size; it must be a positive multiple of the world size "
-            f"{world_size}"
-        )
-    if not len(dataset):
-        raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}")
-    return batch_size // world_size
+    return loader.load(((np.full_like(b, epoch), b) for b in chunks), batch_size, workers, on_error)
 
 
 class _ChunkIndices(NamedTuple):
@@ -224,6 +200,8 @@ class _BatchLoader:
     num_uniforms: int
 
     def __post_init__(self) -> None:
+        if not len(self.dataset):
+            raise UserError(f"{self.dataset.name} has no images in its split {self.dataset.split!r}")
         self.copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def load(self, batches: Iterator[BatchIndices], size: int, workers: int, on_error: str) -> Iterator[Batch]:

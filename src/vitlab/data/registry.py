@@ -4,7 +4,6 @@ A reader is imported when a set needs it.
 """
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import logging
@@ -19,7 +18,9 @@ import numpy as np
 from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
+from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
+from vitlab.settings import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +58,17 @@ class DatasetInfo:
 
 def _read_table() -> dict[str, DatasetInfo]:
     """`datasets.toml`; rows without a source are filled from `vtab/sources.toml`."""
-    rows, published = (
-        tomllib.loads((Path(__file__).parent / file).read_text()) for file in ("datasets.toml", "vtab/sources.toml")
-    )
+    rows = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text())
     for name, row in rows.items():
         if "source" not in row:
-            source = published[name]
-            access = "by hand: a folder as published" if "access" in source else "download, or a folder as published"
+            source = SOURCES[name]
+            access = "download, or" if source.access == "automatic" else "by hand:"
             row |= {
                 "reader": "vtab.tasks:published_splits",
-                "source": f"{source['page']}; {access}",
-                "license": source["license"],
-                "num_classes": source["classes"],
-                "splits": {split.removesuffix("idation"): count for split, count in source["sizes"].items()},
+                "source": f"{source.page}; {access} a folder as published",
+                "license": source.license,
+                "num_classes": source.classes,
+                "splits": {split.removesuffix("idation"): count for split, count in source.sizes.items()},
             }
         row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     return {name: DatasetInfo(**row) for name, row in rows.items()}
@@ -122,7 +121,7 @@ def load_dataset(
     elif custom:
         dataset = _choose_custom_split(name, _open(name, root, download, partial), split, seed, whole_train)
     else:
-        dataset = _choose_split(_open(name, root, download, partial), split, DATASETS[name].held_out, seed)
+        dataset = _choose_split(name, _open(name, root, download, partial), split, DATASETS[name].held_out, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:
@@ -153,9 +152,7 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
             hints.append(f"for the images that the file {quoted(name)} lists write {quoted('csv:' + name)}")
         if _resolve(name, root).is_dir():
             hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
-        if similar := difflib.get_close_matches(name, DATASETS, n=2):
-            hints.append(f"the nearest: {', '.join(similar)}")
-        raise UserError("; ".join(hints) + f" (there are {', '.join(DATASETS)})")
+        raise UserError("; ".join([*hints, nearest(name, DATASETS)]) + ". `vitlab list datasets` shows all.")
 
 
 def has_imagenet_classes(name: str) -> bool:
@@ -267,18 +264,21 @@ def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, 
         stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
     elif split == "trainval" and "test" in present and "val" not in present:
         stored, held_out = "train", {}  # in its order
-    return dataclasses.replace(_choose_split(splits, stored, held_out, seed), split=split)
+    return dataclasses.replace(_choose_split(name, splits, stored, held_out, seed), split=split)
 
 
-def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
+def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
     """The requested split, held out from train if it is missing from the source."""
     present, read = splits
     if split == "all":  # uncut, so a source without train has it too
         whole = functools.reduce(join, (with_image_names(read(s)) for s in ("train", "val", "test") if s in present))
         return dataclasses.replace(whole, split=split)
+    if split not in present and "train" not in present:
+        allowed = ", ".join([*present, "all"])
+        raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
-        train, val = (_choose_split(splits, s, held_out, seed) for s in ("train", "val"))
+        train, val = (_choose_split(name, splits, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)
     if split in present and (split != "train" or not missing):
         return with_image_names(read(split))

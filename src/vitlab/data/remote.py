@@ -21,10 +21,11 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from vitlab.data.dataset import BatchIndices, Dataset, Labels, SplitReader
-from vitlab.data.downloads import download, read_small, retry
+from vitlab.data.downloads import download, retry
 from vitlab.data.shard_index import CLASSES, INDEX, Locations, ShardIndex, class_names, parse_index, read_locations
 from vitlab.data.shards import OpenFile, ShardEntries, create_split
 from vitlab.errors import UserError
+from vitlab.io import JSON_BYTES
 from vitlab.rng import Stream, philox
 
 WINDOW = 16  # shards that are mixed with each other at any time
@@ -161,7 +162,12 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
     For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
     """
     base = _pin(re.sub("^hub:", "hf://datasets/", address).rstrip("/"))
-    data = read_small(f"{base}/{INDEX}")
+
+    def read_index(filesystem: Any, path: str) -> bytes:
+        with filesystem.open(path, "rb") as file:
+            return file.read(JSON_BYTES)  # the rest of a larger file is cut off, which is then no valid JSON
+
+    data = retry(f"{base}/{INDEX}", read_index, required=False)
     if data is None:
         raise UserError(
             f"there is no {INDEX} at {base}: check the address, which must be of a data set that `vitlab shard` wrote. "
@@ -173,8 +179,6 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
 
     @functools.cache
     def read_split(split: str) -> tuple[ShardEntries, Labels]:
-        if split not in index.shards:
-            raise UserError(f"{address} has no shards of the {split} split, only of {', '.join(index.shards)}")
         tars = [file.file for file in index.shards[split]]
         locations, labels = read_locations(shards.fetch(f"{split}.index.npz"), tars)
         return RemoteEntries(locations, shards), labels

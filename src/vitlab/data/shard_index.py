@@ -23,9 +23,9 @@ from vitlab.io import (
     read_json,
     read_regular,
     reading_npz,
-    replacing_file,
     sha256,
     write_arrays,
+    write_bytes,
 )
 
 INDEX = "index.json"
@@ -162,8 +162,7 @@ class ShardIndex:
     def write(self, path: Path) -> None:
         # format 1 calls `metadata` "beside"
         content = {"beside" if name == "metadata" else name: v for name, v in dataclasses.asdict(self).items()}
-        with replacing_file(path) as file:
-            file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n")
+        write_bytes(path, json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n")
 
 
 def parse_index(data: bytes, source: str) -> ShardIndex:

@@ -29,7 +29,7 @@ from vitlab.data.shard_index import (
     read_index,
     read_locations,
 )
-from vitlab.display import track
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import open_regular
 
@@ -106,16 +106,14 @@ def shard_splits(path: Path, name: str) -> SplitReader:
         for split, names in SPLIT_FOLDERS.items()
         if (files := sorted(file for n in names for file in path.glob(f"{n}-*.tar")))
     }
-    missing = f"the folder {path} has no train-*.tar (its tars: {sorted(tar.name for tar in path.glob('*.tar'))})"
     if not tars:
-        raise UserError(f"{missing}: name shards by split")
+        others = sorted(tar.name for tar in path.glob("*.tar"))
+        raise UserError(f"the folder {path} has no train-*.tar (its tars: {others}): name shards by split")
     index = read_index(path / INDEX) if (path / INDEX).exists() else None
     _opened.cache_clear()  # of files that were there before
 
     @functools.cache
     def read_split(split: str) -> tuple[ShardEntries, Labels]:
-        if split not in tars:
-            raise UserError(f"{missing}: name shards by split")
         locations, labels = _indexed(path, split, tars[split], index) if index else scan(tars[split])
         return ShardEntries(str(path), locations), labels
 
@@ -134,7 +132,9 @@ def create_split(
     Without `classes` the number of classes is train's largest label + 1.
     """
     entries, labels = read_split(split)
-    train = read_split("train")[1] if "train" in splits or not classes else labels
+    if "train" not in splits and not classes:
+        raise UserError(f"{name} has no train split, whose labels number the classes: write their names to {CLASSES}")
+    train = read_split("train")[1] if "train" in splits else labels
     if not classes and not len(train.values):
         raise UserError(f"no image of {name}, train, has a label: write the labels, or the class names to {CLASSES}")
     classes = classes or numbered_classes(int(train.values.max()), f"{name}, train,")
@@ -168,12 +168,14 @@ def scan(tars: Sequence[Path]) -> tuple[Locations, Labels]:
     parts: list[Locations] = []
     label_lists: list[list[int]] = []
     ignored: collections.Counter[str] = collections.Counter()
-    for tar in track(tars, len(tars), f"scanning {folder}", "shards"):
-        images, labels = _scan_tar(tar, ignored)
-        if unpaired := sorted(images.keys() ^ labels.keys()):
-            raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
-        parts.append(Locations.of_shard(tar.name, list(images.values())))
-        label_lists += (labels[key] for key in images)
+    with ProgressDisplay(f"scanning {folder}", len(tars), "shards") as display:
+        for done, tar in enumerate(tars, start=1):
+            images, labels = _scan_tar(tar, ignored)
+            if unpaired := sorted(images.keys() ^ labels.keys()):
+                raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
+            parts.append(Locations.of_shard(tar.name, list(images.values())))
+            label_lists += (labels[key] for key in images)
+            display.update(done)
     report_ignored(folder, ignored)
     if not label_lists:
         raise UserError(f"no images in the tars in {folder}: expected KEY.jpg|png|webp with KEY.cls")

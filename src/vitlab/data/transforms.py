@@ -33,42 +33,37 @@ _OUTSIDE = -2.0  # a sampling position whose two neighbors lie outside any image
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Crop, flip, optional RandAugment, value range.
+    """Crop, flip, optional RandAugment. Settings other than `image_size` have the names that they have in `DataConfig`.
 
     crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to `image_size`;
-    "random", the image squashed to `resize`, then a random window of `image_size`; "pad", the image squashed to
+    "random", the image squashed to `crop_resize`, then a random window of `image_size`; "pad", the image squashed to
     `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image squashed to `image_size`.
     flip: mirror half of the images. randaugment_layers, randaugment_magnitude: as for `randaugment`.
-    fast: resize crops with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size
-    where a crop is far larger than `image_size`.
+    fast_decode: resize crops with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their
+    size where a crop is far larger than `image_size`.
     """
 
     image_size: Size
     crop: Crop = "inception"
     min_area: float = 0.05
-    resize: Size | None = None
+    crop_resize: Size | None = None
     pad: int = 4
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
-    fast: bool = False
+    fast_decode: bool = False
 
     def __post_init__(self) -> None:
-        if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
-            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}")
-
-    def apply(
-        self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
-    ) -> Float[Tensor, "B 3 S T"]:
-        """Augments the images `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
-        return to_range(self.augment(images, seed, epoch, indices))
+        if self.crop_resize is not None and np.any(np.less(pair(self.crop_resize), pair(self.image_size))):
+            raise UserError(f"crop_resize={self.crop_resize} must be at least image_size={self.image_size}")
 
     def augment(
         self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
-        """As `apply`, with values in [0, 255]; uint8 if `fast` or after RandAugment.
+        """Augments the images `indices` of a set, each at its own `epoch` (one number, or int64 [B]).
 
-        JPEGs are decoded only here. Raises `ImageError` for corrupt ones.
+        Values are in [0, 255]; uint8 if `fast_decode` or after RandAugment. JPEGs are decoded only here. Raises
+        `ImageError` for corrupt ones.
         """
         epochs = np.broadcast_to(epoch, np.shape(indices))
         count = 1 + 4 * (ATTEMPTS if self.crop == "inception" else 1)  # the flip, then the box or the window
@@ -77,7 +72,7 @@ class TrainTransform:
         sizes = np.array([images.shape[1:3]] * len(images) if in_memory else [image.shape[:2] for image in images])
         boxes, full, shifts = self._windows(sizes, u[:, 1:])
         mirrored, out = (u[:, 0] < 0.5) & self.flip, pair(self.image_size)
-        if self.fast and not in_memory:
+        if self.fast_decode and not in_memory:
             result = resize_crops(images, boxes, full, shifts, mirrored, out)
         else:
             ys, xs = (_positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
@@ -92,7 +87,7 @@ class TrainTransform:
         out = pair(self.image_size)
         if self.crop == "inception":
             return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
-        full, reach = pair(self.resize or self.image_size), self.pad if self.crop == "pad" else 0
+        full, reach = pair(self.crop_resize or self.image_size), self.pad if self.crop == "pad" else 0
         shifts = [_integers(u[:, i], full[i] - out[i] + 2 * reach + 1) - reach for i in (0, 1)]
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 

@@ -32,7 +32,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
 from vitlab.errors import UserError
-from vitlab.io import lock_file, replacing_file, sync
+from vitlab.io import lock_file, replacing_file, sync, write_bytes
 from vitlab.rng import Stream, philox
 from vitlab.settings import check_fields
 
@@ -151,22 +151,18 @@ def _save(image: Image.Image, kind: str, **options: int) -> bytes:
     return buffer.getvalue()
 
 
-def _try_encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes] | ImageError:
-    try:
-        return encode(dataset, index, settings)
-    except ImageError as error:
-        return error
-
-
 def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: ShardSettings, on_error: str) -> None:
     with replacing_file(path) as file, ThreadPoolExecutor() as pool:  # Pillow releases Python's lock
         for start in range(0, len(indices), BUFFER):
             chunk = indices[start : start + BUFFER]
-            for index, image in zip(chunk, pool.map(lambda i: _try_encode(dataset, i, settings), chunk), strict=True):
-                if isinstance(image, ImageError):
+            futures = [pool.submit(encode, dataset, index, settings) for index in chunk]
+            for index, future in zip(chunk, futures, strict=True):
+                try:
+                    image = future.result()
+                except ImageError as error:
                     if on_error == "raise":
-                        raise image
-                    logger.warning("%s (skipped, as on_error='skip')", image)
+                        raise
+                    logger.warning("%s (skipped, as on_error='skip')", error)
                     continue
                 members = {"cls": str(int(dataset.labels[index])).encode()}
                 if dataset.label_sets is not None:
@@ -195,8 +191,7 @@ def write_index(
         write_locations(folder / f"{split}.index.npz", locations, labels)
         shards[split] = tuple(map(File.of, paths, locations.records.tolist()))
         left_out[split] = images[split] - len(locations)
-    with replacing_file(folder / CLASSES) as file:
-        file.write(json.dumps(list(classes), ensure_ascii=False).encode())
+    write_bytes(folder / CLASSES, json.dumps(list(classes), ensure_ascii=False).encode())
     metadata = tuple(File.of(folder / name) for name in (*(f"{split}.index.npz" for split in tars), CLASSES))
     ShardIndex(shards, metadata, left_out, settings).write(folder / INDEX)
 
@@ -207,11 +202,9 @@ def _is_occupied(folder: Path) -> bool:
 
 def _identity(split: str, dataset: Dataset) -> str:
     """A digest of a split's images and labels: tars of other ones are not reused."""
-    digest = hashlib.sha256(digest_images(split, dataset).encode())
-    sets = dataset.label_sets
-    for array in (dataset.labels, *((sets.values, sets.offsets) if sets is not None else ())):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    labels = dataset.all_labels
+    content = digest_images(split, dataset).encode() + labels.offsets.tobytes() + labels.values.tobytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _prepare(unfinished: Path, identity: dict[str, Any]) -> None:
@@ -224,8 +217,7 @@ def _prepare(unfinished: Path, identity: dict[str, Any]) -> None:
     for path in unfinished.iterdir():
         if path.name != ".lock":
             path.unlink()
-    with replacing_file(plan) as file:
-        file.write(text)
+    write_bytes(plan, text)
 
 
 def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Letters as in the paper: B images, T tokens, S tokens attended to, D width, k he
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, no_type_check
 
 import torch
@@ -26,12 +25,7 @@ MAX_ATTENTION_ELEMENTS = 2**27
 ones take too much memory; fused attention needs almost none."""
 
 
-def cpu_capabilities() -> Mapping[str, Any]:
-    """Capabilities of this CPU, such as `amx_bf16`; empty where this version of torch cannot list them."""
-    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-
-
-HAS_AMX = bool(cpu_capabilities().get("amx_bf16"))
+HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def attention_backend(

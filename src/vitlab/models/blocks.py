@@ -23,19 +23,11 @@ def model_blocks(model: nn.Module) -> list[RepeatedBlock]:
     return [module for module in model.modules() if isinstance(module, RepeatedBlock)]
 
 
-class Backbone(nn.Module):
-    """What ViTs and ResNets have in common."""
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Activation checkpointing: each block computes its activations again in the backward pass.
-
-        Saves most of the memory of activations, costs about a third more time, and changes no gradient.
-        """
-        set_grad_checkpointing(self, enable)
-
-
 def set_grad_checkpointing(model: nn.Module, enable: bool = True) -> None:
-    """`Backbone.set_grad_checkpointing` of a model that may be a part of `model`."""
+    """Activation checkpointing: each block of `model` computes its activations again in the backward pass.
+
+    Saves most of the memory of activations, costs about a third more time, and changes no gradient.
+    """
     for block in model_blocks(model):
         forward = block.forward
         if isinstance(forward, functools.partial) and forward.func is checkpoint:

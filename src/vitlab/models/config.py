@@ -8,8 +8,9 @@ from annotated_types import Ge, Gt, Le
 
 from vitlab.errors import UserError
 from vitlab.models.count import count_macs, count_parameters
-from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible, hw
+from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.preprocessing import pair
 from vitlab.settings import FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
@@ -177,7 +178,7 @@ class ViTConfig:
     @property
     def image_hw(self) -> tuple[int, int]:
         """(height, width) of the input in pixels."""
-        return hw(self.image_size)
+        return pair(self.image_size)
 
     @property
     def stride(self) -> int:
@@ -277,7 +278,7 @@ class ResNetConfig:
     @property
     def image_hw(self) -> tuple[int, int]:
         """(height, width) of the input in pixels."""
-        return hw(self.image_size)
+        return pair(self.image_size)
 
     @property
     def grid(self) -> tuple[int, int]:

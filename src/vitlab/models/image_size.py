@@ -9,11 +9,6 @@ ImageSize = int | tuple[int, int]
 MAX_PIXELS = 2**27
 
 
-def hw(image_size: ImageSize) -> tuple[int, int]:
-    """(height, width) of an image size."""
-    return (image_size, image_size) if isinstance(image_size, int) else image_size
-
-
 def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody | None = None) -> None:
     """Raises ValueError with the nearest good sizes unless `patch_size` divides both sides (of the stem's map)."""
     height, width = sides = stem.grid(image_hw) if stem else image_hw

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
+from vitlab.models import blocks
 from vitlab.models.attention import Attention
-from vitlab.models.blocks import Backbone, RepeatedBlock
+from vitlab.models.blocks import RepeatedBlock
 from vitlab.models.config import ResNetConfig
 from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
@@ -206,8 +207,10 @@ class Body(nn.Module):
         return maps
 
 
-class ResNet(Backbone):
+class ResNet(nn.Module):
     """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
+
+    set_grad_checkpointing = blocks.set_grad_checkpointing
 
     def __init__(self, config: ResNetConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

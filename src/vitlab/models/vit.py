@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.blocks import Backbone
+from vitlab.models import blocks
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
@@ -43,8 +43,10 @@ class PatchEmbedding(nn.Module):
         return F.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
 
-class ViT(Backbone):
+class ViT(nn.Module):
     """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
+
+    set_grad_checkpointing = blocks.set_grad_checkpointing
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from typing import Any
 from vitlab.display import format_table
 from vitlab.inspection import figures, plots
 from vitlab.inspection.panels import Panel, Series
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, std
 from vitlab.train.workdir import write_json
 
@@ -31,14 +31,9 @@ def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dic
     """
     report = build_report(study, scale, results)
     figure = plots.panels(study_panels(study, results))
-    files = {
-        "figure.png": figures.png(figure),
-        "figure.svg": figures.svg(figure),
-        "report.md": as_markdown(report).encode(),
-    }
-    for name, content in files.items():
-        with replacing_file(out / name) as file:
-            file.write(content)
+    write_bytes(out / "figure.png", figures.png(figure))
+    write_bytes(out / "figure.svg", figures.svg(figure))
+    write_bytes(out / "report.md", as_markdown(report).encode())
     write_json(out / "study.json", report)
     return json.loads((out / "study.json").read_bytes())
 

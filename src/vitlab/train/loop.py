@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -104,18 +104,8 @@ def train(
 
 def train_transform(config: TrainConfig) -> TrainTransform:
     """How a run augments its images."""
-    size, data = config.model.image_hw, config.data
-    return TrainTransform(
-        size,
-        crop=data.crop,
-        min_area=data.min_area,
-        resize=data.crop_resize,
-        pad=data.pad,
-        flip=data.flip,
-        randaugment_layers=data.randaugment_layers,
-        randaugment_magnitude=data.randaugment_magnitude,
-        fast=data.fast_decode,
-    )
+    names = [field.name for field in fields(TrainTransform) if field.name != "image_size"]
+    return TrainTransform(config.model.image_hw, **{name: getattr(config.data, name) for name in names})
 
 
 def _train_steps(run: "_Run", microbatch: int) -> None:

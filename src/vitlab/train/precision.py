@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
-from vitlab.models.attention import cpu_capabilities
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 MIN_SPEEDUP = 1.3
@@ -56,7 +55,7 @@ def cpu_is_faster_in_bfloat16() -> bool:
     Measured in about 30 ms, and once for each processor and version of torch: the cache folder keeps it, so that a run
     resumes in the same precision.
     """
-    name = f"{cpu_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
+    name = f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
     path = cache_folder() / "bfloat16" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or corrupt
         return float(json.loads(path.read_bytes())["speedup"]) >= MIN_SPEEDUP

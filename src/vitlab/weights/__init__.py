@@ -1,27 +1,12 @@
 """Checkpoints: `load_model` reads every format, `save_model` writes ours, `convert` the others. Imports no torch."""
 
-from vitlab.weights.checkpoint import (
-    Checkpoint,
-    ParityError,
-    class_names,
-    class_probabilities,
-    convert,
-    load_checkpoint,
-    load_metadata,
-    load_model,
-    save_model,
-)
-from vitlab.weights.detect import READABLE
-
-__all__ = [
-    "READABLE",
-    "Checkpoint",
-    "ParityError",
-    "class_names",
-    "class_probabilities",
-    "convert",
-    "load_checkpoint",
-    "load_metadata",
-    "load_model",
-    "save_model",
-]
+from vitlab.weights.checkpoint import Checkpoint as Checkpoint
+from vitlab.weights.checkpoint import ParityError as ParityError
+from vitlab.weights.checkpoint import class_names as class_names
+from vitlab.weights.checkpoint import class_probabilities as class_probabilities
+from vitlab.weights.checkpoint import convert as convert
+from vitlab.weights.checkpoint import load_checkpoint as load_checkpoint
+from vitlab.weights.checkpoint import load_metadata as load_metadata
+from vitlab.weights.checkpoint import load_model as load_model
+from vitlab.weights.checkpoint import save_model as save_model
+from vitlab.weights.detect import READABLE as READABLE

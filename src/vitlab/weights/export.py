@@ -1,22 +1,11 @@
-"""A model as one file that other programs run: ONNX, or an exported program of torch.
+"""A model as one file that other programs run: ONNX, or an exported program of torch. docs/guide.md says how to use it.
 
-    PATH.onnx   for onnxruntime and the like. Weights too large for the format (2 GB) are in PATH.onnx.data, in the same
-                folder.
-    PATH.pt2    a zip archive of torch.export: the graph as JSON, the weights as plain bytes. `torch.export.load` reads
-                it without this package. Load only files that you trust, for such an archive may also hold pickles; in
-                what is written here there is none.
-
-Both take `images` [batch, C, H, W], float32 in [-1, 1], with any batch, and return `logits` [batch, K] (`features`
-where the model has no head). An ONNX file with preprocessing takes uint8 `images` [batch, height, width, 3] of any size
-instead, and resizes, crops and normalizes them itself. A model with `dynamic_image_size` takes any H and W that patches
-divide, from two patches on.
-
-The metadata hold, as JSON: `image_size` (height, width) of the model, `value_range` of `images`, `mean` and `std` that
-bring values of [0, 1] to the model's, and the checkpoint's own, such as `classes`. In ONNX these are metadata
-properties, in the archive extra files.
+Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` where the model has no head). ONNX puts
+weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold pickles, so load only files that you
+trust; what is written here has none. Metadata are JSON: the checkpoint's own, `image_size` (height, width) of the
+model, `value_range` of `images`, and `mean` and `std` that bring values of [0, 1] to the model's.
 """
 
-import copy
 import importlib
 import tempfile
 from collections.abc import Callable
@@ -31,8 +20,8 @@ from vitlab.io import sync
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.checkpoint import PARITY_BATCHES, check_parity, load_checkpoint
-from vitlab.weights.folder import check_classes, to_json
+from vitlab.weights.checkpoint import PARITY_BATCHES, Checkpoint, check_parity, load_checkpoint
+from vitlab.weights.folder import to_json
 from vitlab.weights.onnx_preprocessing import check_expressible, prepend_preprocessing, preprocessed_inputs
 
 Format = Literal["onnx", "torch-export"]
@@ -42,48 +31,45 @@ TOLERANCE = {"vit": 1e-4, "resnet": 1e-3}
 with random weights past 1e-4, and a hybrid has one as its stem."""
 
 
-def export_model(
-    model: Model,
+def export_checkpoint(
+    checkpoint: Path | str,
     path: Path,
     *,
     to: Format,
-    extra: dict[str, Any] | None = None,
-    preprocessing: Preprocessing | None = None,
+    image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
+    with_preprocessing: bool = False,
+    dynamic_image_size: bool | None = None,
 ) -> dict[str, Any]:
-    """Writes `model` to `path`, and loads the file back to compare its outputs with the model's.
+    """Writes a checkpoint's model to `path`, and loads the file back to compare its outputs with the model's.
 
-    The file replaces `path` only after it has passed: all or nothing. `extra` is what `load_metadata` returns,
-    `preprocessing` what an ONNX file does to uint8 images before the model. The report has `format`, `path`, `files`
-    (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes compared) and the `difference` of
-    `check_parity`.
+    The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`. An ONNX file
+    `with_preprocessing` takes uint8 images of any size, and prepares them as the checkpoint says. The report has
+    `format`, `path`, `files` (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes compared) and
+    the `difference` of `check_parity`.
 
-    Raises ValueError for an invalid format, name or `extra`, for a resize that ONNX does not have, and where ONNX's
-    packages are missing; ParityError where the outputs differ.
+    Raises ValueError for invalid arguments, for a model or a resize that cannot be exported, and where ONNX's packages
+    are missing; ParityError where the outputs differ.
     """
-    _check_request(path, to, preprocessing)
-    if preprocessing is not None:
-        check_rgb(model.config)
+    _check_request(path, to, with_preprocessing, bool(dynamic_image_size))
+    loaded = load_checkpoint(
+        checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
+    )
+    model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
     dynamic = preprocessing is None and getattr(model.config, "dynamic_image_size", False)
-    if dynamic and isinstance(model, ViT) and (model.stem is not None or model.config.position == "relative"):
-        raise UserError(
-            "hybrids and relative positions are not exported with a dynamic size; load the model with "
-            "dynamic_image_size=False, at the image_size that is needed."
-        )
-    preprocessing = preprocessing and preprocessing.at(model.config.image_size)
-    traced = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
-    check_classes(extra or {}, model.config)
-    metadata = _metadata(model.config, extra or {}, preprocessing)
+    _check_model(model, preprocessing, dynamic)
+    metadata = _metadata(model.config, loaded, preprocessing)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name
         if to == "onnx":
-            opset, run = _write_onnx(traced, new, metadata, preprocessing, dynamic), _load_onnx(new)
+            opset, run = _write_onnx(model, new, metadata, preprocessing, dynamic), _load_onnx(new)
         else:
-            opset, run = _write_torch(traced, new, metadata, dynamic), torch.export.load(new).module()
+            opset, run = _write_torch(model, new, metadata, dynamic), torch.export.load(new).module()
         kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
-        inputs = {"batches": _images_of_three_sizes(traced)} if dynamic else inputs
-        difference = check_parity(traced, run, f"the {to} file for {path} (not written)", TOLERANCE[kind], **inputs)
+        inputs = {"batches": _images_of_three_sizes(model)} if dynamic else inputs
+        difference = check_parity(model, run, f"the {to} file for {path} (not written)", TOLERANCE[kind], **inputs)
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
@@ -101,41 +87,23 @@ def export_model(
     }
 
 
-def _metadata(config: ModelConfig, extra: dict[str, Any], preprocessing: Preprocessing | None) -> dict[str, str]:
-    """What a file says of itself, as JSON: `extra`, and how its images are given."""
+def _metadata(config: ModelConfig, loaded: Checkpoint, preprocessing: Preprocessing | None) -> dict[str, str]:
+    """What a file says of itself, as JSON: the checkpoint's metadata, and how its images are given."""
     half = (0.5,) * config.in_chans
     images = {"image_size": config.image_hw, "value_range": (0, 255) if preprocessing else (-1.0, 1.0)}
+    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
     return {key: to_json(value) for key, value in {**extra, **images, "mean": half, "std": half}.items()}
 
 
-def export_checkpoint(
-    checkpoint: Path | str,
-    path: Path,
-    *,
-    to: Format,
-    image_size: ImageSize | None = None,
-    interpolation: Interpolation | None = None,
-    with_preprocessing: bool = False,
-    dynamic_image_size: bool | None = None,
-) -> dict[str, Any]:
-    """`export_model` of a checkpoint with its metadata and, if `with_preprocessing`, its preprocessing inside. Sizes
-    are as in `load_checkpoint`."""
-    _check_request(path, to)
-    if with_preprocessing and dynamic_image_size:
-        raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
-    loaded = load_checkpoint(
-        checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
-    )
-    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
-    preprocessing = loaded.preprocessing if with_preprocessing else None
-    return export_model(loaded.model, path, to=to, extra=extra, preprocessing=preprocessing)
-
-
-def _check_request(path: Path, to: Format, preprocessing: Preprocessing | None = None) -> None:
+def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool) -> None:
     if to not in SUFFIX:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
     if path.suffix != SUFFIX[to] or path.is_dir():
         raise UserError(f"{path} cannot be the name of the file; for {to} give one that ends with {SUFFIX[to]}.")
+    if with_preprocessing and to != "onnx":
+        raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
+    if with_preprocessing and dynamic:
+        raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
     try:
         for package in ("onnx", "onnx_ir", "onnxruntime", "onnxscript") if to == "onnx" else ():
             importlib.import_module(package)
@@ -144,10 +112,17 @@ def _check_request(path: Path, to: Format, preprocessing: Preprocessing | None =
             f"export to onnx requires the package {error.name}, which is not installed: pip install "
             f"'vitlab[export]'. --to torch-export requires none."
         ) from error
+
+
+def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool) -> None:
     if preprocessing is not None:
-        if to != "onnx":
-            raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
         check_expressible(preprocessing)
+        check_rgb(model.config)
+    if dynamic and isinstance(model, ViT) and (model.stem is not None or model.config.position == "relative"):
+        raise UserError(
+            "hybrids and relative positions are not exported with a dynamic size; load the model with "
+            "dynamic_image_size=False, at the image_size that is needed."
+        )
 
 
 def _dynamic_shapes(model: Model, dynamic: bool) -> tuple[dict[int, Any]]:

@@ -18,13 +18,13 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, first_ten
 from vitlab.io import JSON_BYTES, check_regular, read_json, replacing_folder, sha256
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import from_dict, to_dict
-from vitlab.weights.layout import check_arrays, cpu_state, preview, renamed_layout
+from vitlab.weights.layout import check_arrays, cpu_state, renamed_layout
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     settings = read_settings(path)
     if settings.get("format") != FORMAT:
         raise UserError(
-            f"{folder} holds a {CONFIG} of another program (its keys: {preview(sorted(settings)) or 'none'}); "
+            f"{folder} holds a {CONFIG} of another program (its keys: {first_ten(sorted(settings)) or 'none'}); "
             f"supported are those of save_model, timm and Hugging Face."
         )
     if settings.get("version") != VERSION:
@@ -126,7 +126,7 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
     if (folder / WEIGHTS).exists():
         others.discard(README)  # of the replaced model
     if others:
-        raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
+        raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or that of a model.")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

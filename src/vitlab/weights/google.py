@@ -198,25 +198,15 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
 
 
 def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
-    """Writes a model as Google's code reads it, all or nothing: in the spelling of the published files, or in that of
-    big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that the code
-    would compute otherwise."""
+    """Writes a model as Google's code reads it, in float32, all or nothing: in the spelling of the published files, or
+    in that of big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that
+    the code would compute otherwise."""
     config = model.config
     spelling = _native_spelling(config)
     _check_representable(config, spelling)
     state, layout = cpu_state(model), google_layout(config, spelling)
-    write_npz(Path(path), {name: to_google(name, slot.select(state), slot.shape) for name, slot in layout.items()})
-
-
-def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:
-    """Writes the file, all or nothing."""
-    write_arrays(path, {name: _to_numpy(array) for name, array in arrays.items()})
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.contiguous().numpy()
+    arrays = {name: to_google(name, slot.select(state), slot.shape) for name, slot in layout.items()}
+    write_arrays(Path(path), {name: array.float().contiguous().numpy() for name, array in arrays.items()})
 
 
 def _native_spelling(config: ModelConfig) -> Spelling:

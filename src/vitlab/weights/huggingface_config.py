@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
-from vitlab.models.image_size import ImageSize, hw
-from vitlab.preprocessing import Interpolation, Preprocessing
+from vitlab.models.image_size import ImageSize
+from vitlab.preprocessing import Interpolation, Preprocessing, pair
 from vitlab.weights.folder import CONFIG, MULTI_LABEL, PROBLEM_TYPE, processed_size, read_settings
 from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
 from vitlab.weights.layout import count_units, require_shape
@@ -108,7 +108,7 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     if images.get("resample") not in RESAMPLE:
         raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
     resize: Any = shortest or (squashed if squashed != image_size else None)
-    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(hw(image_size))))
+    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(pair(image_size))))
     if not images.get("do_resize", True) or not fits or not (shortest or squashed):
         names = ("do_resize", "size", "do_center_crop", "crop_size")
         settings = ", ".join(f"{name}={images.get(name)!r}" for name in names)
@@ -198,7 +198,7 @@ def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -
         raise UserError(f"{CONFIG} says image_size={settings['image_size']!r}; allowed: {allowed}.")
     has_mean = kind == "ijepa" or mean_of_tower or (siglip and "head.probe" not in arrays)
     return ViTConfig(
-        image_size=to_size([side // patch_size * patch_size for side in hw(size)]),  # what convolutions see
+        image_size=to_size([side // patch_size * patch_size for side in pair(size)]),  # what convolutions see
         in_chans=channels,
         patch_size=patch_size,
         width=width,

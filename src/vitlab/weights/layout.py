@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody
 from vitlab.models.vit import Model, build_model
 
@@ -98,15 +98,9 @@ def check_arrays(what: str, layout: Layout, arrays: Mapping[str, Tensor]) -> Non
             if shapes.get(name, slot.shape) != slot.shape
         ],
     }
-    complaints = [f"{len(names)} {kind}: {preview(names)}" for kind, names in problems.items() if names]
+    complaints = [f"{len(names)} {kind}: {first_ten(names)}" for kind, names in problems.items() if names]
     if complaints:
         raise UserError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
-
-
-def preview(names: Collection[str]) -> str:
-    """The first dozen of many names, and the number of the others."""
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(list(names)[:12]) + more
 
 
 def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
@@ -115,7 +109,7 @@ def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int
         problem = f"has shape {tuple(arrays[name].shape)}" if name in arrays else "is missing"
         raise UserError(
             f"{where} does not hold a supported model: {name} {problem}, and an array of {ndim} dimensions is "
-            f"required. The file has {preview(sorted(arrays)) or 'no arrays'}."
+            f"required. The file has {first_ten(sorted(arrays)) or 'no arrays'}."
         )
     return tuple(arrays[name].shape)
 

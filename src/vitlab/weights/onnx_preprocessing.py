@@ -34,8 +34,7 @@ def check_expressible(how: Preprocessing) -> None:
 
 def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: int) -> str:
     """An ONNX model in text form: uint8 `images` [batch, height, width, 3] to float32 [batch, 3, H, W] in [-1, 1],
-    resized and cropped to `image_hw` as `EvalTransform` does. Raises UserError as `check_expressible`."""
-    check_expressible(how)
+    resized and cropped to `image_hw` as `EvalTransform` does. `how` has passed `check_expressible`."""
     (h, w), crop = image_hw, pair(how.crop_size or image_hw)
     if how.resize is None:
         full = f"full = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()"

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, read_settings
-from vitlab.weights.layout import count_units, num_rows, preview, require_shape
+from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import (
     ACTIVATIONS,
     EPS_5,
@@ -144,7 +144,7 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig
     try:
         check_architecture(settings.architecture)
         if unsupported:
-            raise UserError(f"unsupported model_args: {preview(unsupported)}. Supported: {', '.join(sorted(known))}.")
+            raise UserError(f"unsupported model_args: {first_ten(unsupported)}. Supported: {', '.join(sorted(known))}.")
         return infer(tensors, settings)
     except ValueError as error:
         raise UserError(f"{where}: {error} {SUPPORTED}") from error

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.decode import Entry, ImageError, decode_image
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 
 PREPARED = "btgraham-300"
 RADIUS = 300  # pixels
@@ -33,8 +33,7 @@ class EyeEntry(Entry):
             original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
             Image.fromarray(prepare(decode_image(original))).save(buffer, "JPEG", quality=QUALITY)
             try:
-                with replacing_file(prepared) as file:  # several workers may make the same image
-                    file.write(buffer.getvalue())
+                write_bytes(prepared, buffer.getvalue())  # several workers may make the same image
             except OSError as error:
                 raise ImageError(self.file, f"the prepared image cannot be written ({error.strerror})") from error
         return super().read()

@@ -7,7 +7,7 @@ import tarfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vitlab.data.downloads import download as download_file
 from vitlab.errors import UserError
@@ -123,26 +123,12 @@ def _unpack(archive: Path) -> None:
     """Unpacks an archive, and archives within it, and removes them; other files stay."""
     if not archive.name.endswith((".zip", ".tar.gz", ".tgz")):
         return
+    has_filter = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")  # not in Python before 3.11.4
+    options: dict[str, Any] = {"filter": "data"} if has_filter else {}
     try:
-        _extract(archive)
+        shutil.unpack_archive(archive, archive.parent, **options)
     except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
     for inner in archive.parent.glob("*/*.tar.gz"):
         _unpack(inner)
     archive.unlink(missing_ok=True)  # last: a call that is interrupted unpacks it again
-
-
-def _extract(archive: Path) -> None:
-    folder = archive.parent.resolve()
-    if archive.suffix == ".zip":
-        shutil.unpack_archive(archive, folder)
-        return
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(folder, filter="data")
-            return
-        for member in tar.getmembers():  # Python before 3.11.4, as in Debian 12, has no filter
-            inside = (folder / member.name).resolve().is_relative_to(folder)
-            if not inside or not (member.isfile() or member.isdir()):
-                raise tarfile.ExtractError(f"{member.name} is not a file inside the archive's folder")
-        tar.extractall(folder)

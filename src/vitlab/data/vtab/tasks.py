@@ -2,17 +2,8 @@
 
 The benchmark takes its splits from TensorFlow Datasets (TFDS): `train[:800]`, the first 200 of a validation part, the
 test part whole. A split's examples are sorted by the MD5 sum of the split's name and the key that the data set's
-builder gives the example (`benchmark_order`), so they are computed here without TensorFlow.
-
-Rule and keys were read in the source of TFDS 4.9, and compared with what others have published: the first 16 examples
-of `cifar10` as tutorials print them; and the lists of file names that VPT's authors wrote out of TFDS (2022), which
-agree in every name compared: CIFAR-100, CLEVR, EuroSAT and Resisc45 (train and val), PatchCamelyon and SUN397 (train).
-For SVHN, dSprites and SmallNORB, whose keys are plain counters, nothing to compare with is known, nor for the order
-of Caltech101, Flowers102 and KITTI.
-
-Two data sets had other splits in the paper's time: TFDS 4.0 (2020) hashed the whole paths of EuroSAT's and Resisc45's
-images, so that every machine had another order. KITTI was split anew in November 2020 (711 test images, 632
-or 634 before): older numbers do not compare.
+builder gives the example (`benchmark_order`), so they are computed here without TensorFlow; docs/paper.md says with
+what they were compared.
 """
 
 import contextlib

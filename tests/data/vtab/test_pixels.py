@@ -8,8 +8,9 @@ import h5py
 import numpy as np
 import pytest
 import scipy.io
+from image_files import pixels_of
 
-from vitlab.data.pixels import read_cifar, read_h5, read_idx, read_svhn
+from vitlab.data.vtab.readers import read_cifar, read_h5, read_idx, svhn
 from vitlab.data.vtab.tasks import READ_ERRORS
 
 rng = np.random.default_rng(0)
@@ -36,15 +37,15 @@ def test_a_truncated_record(tmp_path: Path) -> None:
 
 def test_svhn_matrices(tmp_path: Path) -> None:
     images, labels = rng.integers(0, 256, (32, 32, 3, 12), np.uint8), np.arange(1, 13) % 10 + 1
-    scipy.io.savemat(tmp_path / "a.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
-    pixels_read, labels_read = read_svhn(tmp_path / "a.mat")
-    np.testing.assert_array_equal(pixels_read, np.moveaxis(images, 3, 0))
-    assert labels_read.tolist() == (labels % 10).tolist()  # the digit 0 is stored as 10
-    whole = (tmp_path / "a.mat").read_bytes()
+    scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
+    data = svhn(tmp_path, "train").dataset
+    np.testing.assert_array_equal(pixels_of(data), np.moveaxis(images, 3, 0))
+    assert data.labels.tolist() == (labels % 10).tolist()  # the digit 0 is stored as 10
+    whole = (tmp_path / "train_32x32.mat").read_bytes()
     for count in (0, 50, 200, 3000):
-        (tmp_path / "a.mat").write_bytes(whole[:count])
+        (tmp_path / "train_32x32.mat").write_bytes(whole[:count])
         with pytest.raises(READ_ERRORS):
-            read_svhn(tmp_path / "a.mat")
+            svhn(tmp_path, "train")
 
 
 @pytest.mark.parametrize(("chunks", "packed"), [(None, False), ((16, 4, 4, 3), True)])
