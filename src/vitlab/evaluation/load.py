@@ -7,7 +7,7 @@ checkpoint; in bfloat16 weights and activations have 8 significant bits, and log
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError, quoted
+from vitlab.errors import UserError, first_ten, quoted
 from vitlab.evaluation.options import LoaderOptions, ModelOptions
 from vitlab.models.config import check_rgb
 from vitlab.models.vit import evaluation_mode
@@ -115,15 +115,15 @@ def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name:
         if outputs == DATASETS[name].num_classes and predicts_imagenet(names, metadata.get("dataset")):
             return dataclasses.replace(images, classes=names) if names else images
         raise UserError(
-            f"{checkpoint} predicts {outputs:,} classes {_some(names)}, and {name} needs the 1,000 of ImageNet: take a "
-            f"checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
+            f"{checkpoint} predicts {outputs:,} classes {first_ten(names)}, and {name} needs the 1,000 of ImageNet: "
+            f"take a checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
         )
     if not names:
         return images
     if unknown := [label for label in images.classes if label not in set(names)]:
         raise UserError(
-            f"{checkpoint} knows the classes {_some(names)} and not {_some(unknown)}, which {quoted(name)} has; "
-            f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
+            f"{checkpoint} knows the classes {first_ten(names)} and not {first_ten(unknown)}, which {quoted(name)} "
+            f"has; evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
         )
     return _renumber_classes(images, names, checkpoint)
 
@@ -131,14 +131,10 @@ def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name:
 def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
     """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
     if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
-        raise UserError(f"{checkpoint} has several outputs called {_some(repeated)}; give them different names.")
+        raise UserError(f"{checkpoint} has several outputs called {first_ten(repeated)}; give them different names.")
     if (present := len(images.classes)) < len(classes):
         text = "%s has %d of the model's %d classes; predictions are over all of them, and one of the others is wrong"
         logger.warning(text, quoted(images.name), present, len(classes))
     new = np.array([classes.index(name) for name in images.classes])
     sets = None if images.label_sets is None else images.label_sets.renumber(new)
     return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(quoted, names[:4])) + (f", ... ({len(names)})" if len(names) > 4 else "")
