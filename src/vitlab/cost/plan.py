@@ -171,7 +171,7 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
         available = free_memory(torch.device(CPU)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     else:
         precision = "autocast" if config.precision == "auto" else config.precision
-        available = DEVICES[device].gigabytes * 10**9
+        available = DEVICES[device].memory
     images_per_process = config.batch_size // count
     at_once = min(config.microbatch or images_per_process, images_per_process)
     memory: dict[str, Any] = {}

@@ -23,6 +23,11 @@ class Device:
     gigabytes: int
     name_pattern: str | None = None
 
+    @property
+    def memory(self) -> int:
+        """Bytes."""
+        return self.gigabytes * 10**9
+
 
 DEVICES: dict[str, Device] = {
     "h200": Device(989.0, 141, "H200"),
