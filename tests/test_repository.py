@@ -21,10 +21,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "switches", "rng", "io", "display", "preprocessing", "config")
+BASE = ("errors", "settings", "switches", "rng", "io", "display", "panels", "preprocessing", "config")
 STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
+    "panels": (),
     "rng": (),
     "io": ("errors",),
     "display": ("errors",),

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from vitlab.config import FewShotConfig, MaskingConfig, TrainConfig
-from vitlab.models.config import ViTConfig
 from vitlab.settings import check_fields, from_dict, nearest, to_dict
 
 
@@ -109,15 +107,3 @@ def test_the_kind_says_which_of_several_is_meant() -> None:
     for kind in ("third", ["second"], {}, 2):
         with pytest.raises(ValueError, match=r"kind is .*; allowed: 'first', 'second'"):
             from_dict(First | Second, {"kind": kind})
-
-
-def test_settings_of_earlier_versions() -> None:
-    """Renamed ones are read; a removed one only at the value at which it had no effect."""
-    masking, fewshot = MaskingConfig(), FewShotConfig(test_images=5)
-    config = TrainConfig(model=ViTConfig(num_classes=0), steps=1, masking=masking, fewshot=fewshot)
-    data: dict[str, Any] = to_dict(config) | {"float8": False, "cuda_graphs": False}
-    data["masking"]["target"] = "mean-colour"
-    data["fewshot"]["test_pictures"] = data["fewshot"].pop("test_images")
-    assert from_dict(TrainConfig, data) == config
-    with pytest.raises(ValueError, match="unknown setting 'float8'"):
-        from_dict(TrainConfig, data | {"float8": True})

@@ -42,8 +42,8 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
     """`vitlab finetune` with its defaults in the time that is left, which choose the image size.
 
     By images: at the peers' size, and as many steps that all passes over training images count: those of the
-    least-squares head (without augmented views where they would be too many), of the run that is compared with it, and of
-    the final one. Nothing is cached.
+    least-squares head (without augmented views where they would be too many), of the run that is compared with it, and
+    of the final one. Nothing is cached.
     """
     with tempfile.TemporaryDirectory() as out:
         if job.images is None:

@@ -90,8 +90,6 @@ def evaluate(
 class Predictions(tuple[Prediction, ...]):
     """The predictions for several images, in their order; a table in a notebook."""
 
-    __slots__ = ()
-
     def _repr_html_(self) -> str:
         rows = [{"image": prediction.path, "classes": prediction.describe()} for prediction in self]
         return preformatted(format_table(rows))

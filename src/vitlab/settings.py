@@ -2,10 +2,11 @@
 
 import dataclasses
 import difflib
+import operator
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -20,12 +21,8 @@ NonNegativeFloat = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
 
-RENAMED = {"test_pictures": "test_images"}
-"""Settings that earlier versions wrote under another name: old -> new."""
-REMOVED = {"float8": False, "cuda_graphs": False}
-"""Settings that no longer exist, and the value at which they had no effect."""
-RENAMED_VALUES = {("target", "mean-colour"): "mean-color"}
-"""(setting, old value) -> new value."""
+SIGNS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
+"""A limit's name in `annotated_types` -> its sign and its comparison."""
 
 
 def check_fields(config: Any) -> None:
@@ -37,10 +34,17 @@ def check_fields(config: Any) -> None:
             raise UserError(f"{item.name} is {value!r}; allowed: {_spell(hint)}.")
 
 
+class Checked:
+    """Base of the dataclasses of which `check_fields` is the only check."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def _fits(value: Any, hint: Any) -> bool:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _fits(value, args[0]) and all(_in_range(value, limit) for limit in args[1:])
+        return _fits(value, args[0]) and all(compare(value, bound) for _, compare, bound in _limits(args[1:]))
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in args)
     if origin is Literal:
@@ -55,28 +59,16 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _in_range(value: Any, limit: Any) -> bool:
-    match limit:
-        case Gt(gt):
-            return value > gt
-        case Ge(ge):
-            return value >= ge
-        case Lt(lt):
-            return value < lt
-        case Le(le):
-            return value <= le
-        case _:
-            return True
+def _limits(annotations: Iterable[Any]) -> list[tuple[str, Callable[[Any, Any], bool], Any]]:
+    """Sign, comparison and bound of every range among the annotations of a type."""
+    return [(*SIGNS[name], getattr(limit, name)) for limit in annotations for name in SIGNS if hasattr(limit, name)]
 
 
 def _spell(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        limits = [(sign, getattr(limit, name, None)) for limit in args[1:] for name, sign in signs.items()]
-        return " ".join(
-            [_spell(args[0]), " and ".join(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)]
-        )
+        limits = " and ".join(f"{sign} {bound:g}" for sign, _, bound in _limits(args[1:]))
+        return f"{_spell(args[0])} {limits}"
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_spell(option) for option in args)
     if origin is Literal:
@@ -84,18 +76,6 @@ def _spell(hint: Any) -> str:
     if origin is tuple:
         return f"tuple of {', '.join('...' if item is ... else _spell(item) for item in args)}"
     return "None" if hint is type(None) else "finite float" if hint is float else getattr(hint, "__name__", str(hint))
-
-
-def update_settings(data: dict[str, Any]) -> dict[str, Any]:
-    """Settings that an earlier version has written, under today's names. Removed ones that had an effect stay."""
-    updated = {}
-    for name, value in data.items():
-        if name in REMOVED and value == REMOVED[name]:
-            continue
-        value = update_settings(value) if isinstance(value, dict) else value
-        key = (name, value) if isinstance(value, str) else None
-        updated[RENAMED.get(name, name)] = RENAMED_VALUES.get(key, value) if key else value
-    return updated
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -108,7 +88,7 @@ def from_dict(kind: Any, data: dict[str, Any]) -> Any:
 
     `kind` is a dataclass, or a union of dataclasses, whose field `kind` selects one (default: the first).
     """
-    kind, data = _select(kind, data), update_settings(data)
+    kind = _select(kind, data)
     hints = typing.get_type_hints(kind)
     names = [item.name for item in dataclasses.fields(kind)]
     values = {}

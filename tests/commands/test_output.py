@@ -12,7 +12,7 @@ from vitlab.commands import COMMANDS, print_note
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Called again on its finished folder it only tests: the answer is the same."""
+    """Called again on its finished folder it only reads: the answer is the same."""
     code, out, _ = call(capsys, "pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL)
     assert code == 0
     assert out.splitlines()[0].split() == ["class", "images", "recall", "precision"]

@@ -10,8 +10,9 @@ from torch import nn
 
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.cost import peers
-from vitlab.cost.peers import OURS, PEERS, Work, build, check_installed, example_batch, example_model
+from vitlab.cost.peers import OURS, PEERS, Work, build, check_installed, example_images, example_model
 from vitlab.models import ViTConfig
+from vitlab.train.objectives import blank_batch, create_objective
 from vitlab.weights import ParityError, folder
 
 VIT = ViTConfig(image_size=16, patch_size=8, width=16, depth=2, heads=2, mlp_dim=24, num_classes=5)
@@ -46,7 +47,8 @@ def test_a_training_step_is_adam_with_clipping(name: str, monkeypatch: pytest.Mo
 
     model = example_model(VIT).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.05)
-    batch = example_batch(TrainConfig(model=VIT, optim=optim, steps=1, batch_size=4), torch.device("cpu"))
+    run = TrainConfig(model=VIT, optim=optim, steps=1, batch_size=4)
+    batch = blank_batch(create_objective(run), example_images(VIT, 4))
     start = F.cross_entropy(model(batch.images), batch.labels)
     for _ in range(2):
         optimizer.zero_grad()

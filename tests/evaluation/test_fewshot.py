@@ -30,7 +30,7 @@ from vitlab.evaluation.fewshot import (
     sample_shots,
 )
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol
-from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
 
@@ -274,10 +274,11 @@ def evaluator(config: TrainConfig) -> Callable[[nn.Module], dict[str, float]]:
     return create_fewshot_evaluator(config.fewshot, config.data)
 
 
-def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("pretrained")
+def test_figures_of_a_run(config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
     """They are recorded at each evaluation, and change nothing else: weights and records are the same."""
     chosen = with_fewshot(config, shots=(1, 5), seeds=2, test_images=40)
-    outcome = pretrain(chosen, tmp_path / "run", device="cpu", tensorboard=False)
+    pretrain(chosen, tmp_path / "run", device="cpu", tensorboard=False)
     ours, theirs = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (tmp_path / "run", workdir)
@@ -285,10 +286,11 @@ def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Pat
     names = {"fewshot_1shot", "fewshot_5shot"}
     assert [line["step"] for line in ours if names <= line.keys()] == [10, 15]
     assert [{k: v for k, v in line.items() if k not in names} for line in ours] == theirs
-    for name, tensor in pretrained.model.state_dict().items():
-        assert torch.equal(outcome.model.state_dict()[name], tensor)
+    model = load_model(tmp_path / "run")
+    for name, tensor in load_model(workdir).state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
     train, test = (load_dataset("digits", split, classes=(0, 1, 2)) for split in ("train", "val"))
-    expected = expected_accuracy(outcome.model, train, test.take(np.arange(40) * len(test) // 40))
+    expected = expected_accuracy(model, train, test.take(np.arange(40) * len(test) // 40))
     assert ours[-1]["fewshot_5shot"] == pytest.approx(expected)
 
 
@@ -300,8 +302,10 @@ def expected_accuracy(model: Any, train: Dataset, test: Dataset) -> float:
     return float(np.mean([ridge.correct(test_x.x, test_x.labels, [1024.0]) for ridge in ridges]))
 
 
-def test_other_data_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("pretrained")
+def test_other_data_than_the_runs(config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
     """Other classes, or another data set."""
+    model = load_model(workdir)
     digits = load_dataset("digits", "train", classes=(3, 4, 5, 6))
     write_images(tmp_path / "other", digits.take(np.arange(60)))
     folder = {"dataset": f"folder:{tmp_path / 'other'}", "classes": None}
@@ -311,8 +315,8 @@ def test_other_data_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_
         name, classes = settings.get("dataset", "digits"), settings["classes"]
         train, test = (load_dataset(name, split, classes=classes) for split in ("train", "test"))
         assert set(train.classes).isdisjoint({"0", "1", "2"})  # which the model has learned
-        expected = expected_accuracy(pretrained.model, train, test)
-        assert evaluator(chosen)(pretrained.model) == {"fewshot_5shot": pytest.approx(expected)}
+        expected = expected_accuracy(model, train, test)
+        assert evaluator(chosen)(model) == {"fewshot_5shot": pytest.approx(expected)}
 
 
 def test_images_to_learn_from(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

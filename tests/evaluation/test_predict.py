@@ -16,7 +16,6 @@ from vitlab.errors import UserError
 from vitlab.evaluation import predict as module
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import Prediction, predict, write_table
-from vitlab.pipelines.pretrain import Outcome
 from vitlab.weights import load_metadata, load_model, save_model
 
 
@@ -38,15 +37,14 @@ def predictions(checkpoint: Path, *sources: str, **options: Any) -> list[Predict
     return list(predict(checkpoint, sources, CPU, **options))
 
 
+@pytest.mark.usefixtures("pretrained")
 @pytest.mark.parametrize("batch_size", [3, 32])
-def test_files(
-    pretrained: Outcome, workdir: Path, images: list[str], batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files(workdir: Path, images: list[str], batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_SIZE", batch_size)
     result = predictions(workdir, *images)
     pixels = [np.array(Image.open(path)) for path in images]
     with torch.no_grad():
-        shares = pretrained.model(EvalTransform(8).apply(pixels)).softmax(dim=1)
+        shares = load_model(workdir)(EvalTransform(8).apply(pixels)).softmax(dim=1)
     assert [prediction.path for prediction in result] == images
     for prediction, row in zip(result, shares.tolist(), strict=True):
         expected = sorted(zip("012", row, strict=True), key=lambda pair: -pair[1])

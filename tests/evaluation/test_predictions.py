@@ -11,7 +11,7 @@ import pytest
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation
-from vitlab.evaluation.predictions import CSV_COLUMNS, OLD_COLUMNS, read_predictions, write_predictions
+from vitlab.evaluation.predictions import CSV_COLUMNS, read_predictions, write_predictions
 
 CLASSES = ("a, b", 'say "c"', "d|e\nf")
 SETS = Labels.of_lists([[0], [1, 2], [2], [0, 1, 2], [1], [2, 0], [0]])
@@ -47,10 +47,6 @@ def test_predictions_are_read_back_whole(sets: Labels | None, tmp_path: Path) ->
         head, *rows = csv.reader(file)
     assert tuple(head) == CSV_COLUMNS
     assert [row[2] for row in rows] == [CLASSES[label] for label in evaluation.predictions]
-    text = (tmp_path / "p.csv").read_text()
-    for columns in (OLD_COLUMNS, ("picture", *OLD_COLUMNS[1:])):  # in files of earlier versions
-        (tmp_path / "p.csv").write_text(text.replace(",".join(CSV_COLUMNS), ",".join(columns), 1))
-        assert read_predictions(tmp_path / "p.csv", CLASSES)[1] == names
 
 
 @pytest.mark.parametrize(

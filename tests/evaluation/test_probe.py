@@ -156,6 +156,6 @@ def test_bad_settings(kind: Any, dataset: str, options: dict[str, Any], message:
 
 @pytest.mark.usefixtures("pretrained")
 def test_an_impossible_k_is_found_before_the_features(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes.FrozenCheckpoint, "features", lambda *_: pytest.fail("features were computed"))
+    monkeypatch.setattr("vitlab.evaluation.features.features", lambda *_, **__: pytest.fail("features were computed"))
     with pytest.raises(UserError, match=r"k is .*5000.*give numbers from 1 to the 1259 training images"):
         probe_checkpoint(workdir, "digits", "knn", options=CPU, ks=[1, 5000])

@@ -12,7 +12,7 @@ from matplotlib.text import Annotation
 
 from vitlab.inspection import figures, plots
 from vitlab.inspection.figures import SERIES
-from vitlab.inspection.panels import Panel, Series
+from vitlab.panels import Panel, Series
 
 SIZES = [600, 1800, 6000, 18000, 60000]
 FAMILIES = ("ViT-Ti/4", "ViT-S/4", "ResNet-10", "ResNet-18", "R+ViT-Ti/4")

@@ -20,7 +20,7 @@ from vitlab.pipelines import finetune, pretrain, sweep
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.init_from_checkpoint import adapt_config
 from vitlab.pipelines.linear_stage import hold_out
-from vitlab.pipelines.pretrain import Execution, Outcome
+from vitlab.pipelines.pretrain import Execution, Outcome, load_splits
 from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.workdir import Workdir
@@ -93,11 +93,11 @@ def test_initial_weights_drawn_by_seed(
     changes: dict[str, Any], workdir: Path, pretrained: Outcome, search: Any
 ) -> None:
     """Only what `changes` names is drawn, by each run's seed."""
-    config = adapt_config(pretrained.model.config, search, 4)
+    config, splits = adapt_config(pretrained.config.model, search, 4), load_splits(pretrained.config.data)
 
     def create(seed: int, **changes: Any) -> dict[str, torch.Tensor]:
         changed = dataclasses.replace(config, **changes)
-        job = FinetuneJob(workdir, "", pretrained.splits, changed, Execution(torch.device("cpu")), print)
+        job = FinetuneJob(workdir, "", splits, changed, Execution(torch.device("cpu")), print)
         return job.create_model(seed).state_dict()
 
     usual, first, second = create(0), create(0, **changes), create(1, **changes)
@@ -130,12 +130,11 @@ def test_fresh_positions_of_a_model_without_any(model: ModelConfig, single: Fine
     assert not (tmp_path / "out").exists()
 
 
-def test_other_weights_are_another_run(
-    workdir: Path, pretrained: Outcome, single: FinetuneConfig, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("pretrained")
+def test_other_weights_are_another_run(workdir: Path, single: FinetuneConfig, tmp_path: Path) -> None:
     """The folder names the initial weights, by content and not by path, and what is drawn."""
     checkpoint, moved = tmp_path / "vit.npz", tmp_path / "elsewhere" / "vit.npz"
-    write_google(pretrained.model, checkpoint)
+    write_google(load_model(workdir), checkpoint)
     tune(checkpoint, single, tmp_path / "run")
     moved.parent.mkdir()
     checkpoint.rename(moved)
@@ -151,12 +150,13 @@ def test_other_weights_are_another_run(
         tune(checkpoint, single, tmp_path / "run")
 
 
+@pytest.mark.usefixtures("pretrained")
 @pytest.mark.parametrize(("image_size", "expected"), [(None, (8, 8)), (12, (12, 12))])
 def test_size_and_preprocessing_of_the_checkpoint(
-    image_size: int | None, expected: Any, pretrained: Outcome, single: FinetuneConfig, tmp_path: Path
+    image_size: int | None, expected: Any, workdir: Path, single: FinetuneConfig, tmp_path: Path
 ) -> None:
     prepared = Preprocessing(8, 10, interpolation="bicubic")
-    save_model(pretrained.model, tmp_path / "checkpoint", extra={"preprocessing": prepared.to_metadata()})
+    save_model(load_model(workdir), tmp_path / "checkpoint", extra={"preprocessing": prepared.to_metadata()})
     config = dataclasses.replace(single, automatic=("image_size", "preprocessing"))
     done = tune(tmp_path / "checkpoint", config, tmp_path / "out", image_size=image_size)
     assert done.config.model.image_hw == expected
@@ -258,7 +258,7 @@ def test_interrupted_anywhere(
 
         return failing
 
-    save = ((Workdir, "log_metrics"), (Workdir, "write_result"), (sweep, "save_model"), (pretrain, "save_model"))
+    save = ((Workdir, "log"), (Workdir, "write_result"), (sweep, "save_model"), (pretrain, "save_model"))
     for module, name in save:
         monkeypatch.setattr(module, name, fail_late(getattr(module, name)))
     trained, _ = record_calls(monkeypatch)
@@ -320,9 +320,10 @@ def test_a_rate_that_diverges_is_not_chosen(
 
 def test_a_shortened_search(workdir: Path, pretrained: Outcome, search: FinetuneConfig) -> None:
     """Warm-up and average span the same share of the steps; a length in epochs counts all of train."""
-    optim, steps = dataclasses.replace(search.optim, warmup_steps=10), round(0.55 * len(pretrained.splits.train) / 16)
+    splits, optim = load_splits(pretrained.config.data), dataclasses.replace(search.optim, warmup_steps=10)
+    steps = round(0.55 * len(splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
-    job = FinetuneJob(workdir, "", pretrained.splits, config, Execution(torch.device("cpu")), print)
+    job = FinetuneJob(workdir, "", splits, config, Execution(torch.device("cpu")), print)
     short = job.sweep_config(0.1, "held_out", 4)
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))

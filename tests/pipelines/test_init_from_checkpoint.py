@@ -14,7 +14,7 @@ from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import ViT, build_model
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.weights import save_model
+from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
 
 RECIPE = FinetuneConfig(model=ViTConfig(image_size=16, patch_size=4, dropout=0.1), steps=1)
@@ -23,16 +23,16 @@ RECIPE = FinetuneConfig(model=ViTConfig(image_size=16, patch_size=4, dropout=0.1
 @pytest.mark.parametrize("kind", ["folder", "google"])
 def test_initial_model(kind: str, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
     """The checkpoint's, in both formats, with a new zero head and interpolated positions. Dropout is the recipe's."""
-    checkpoint = workdir
+    checkpoint, model = workdir, load_model(workdir)
     if kind == "google":
         checkpoint = tmp_path / "vit.npz"
-        write_google(pretrained.model, checkpoint)
-    source: Any = pretrained.model.config
+        write_google(model, checkpoint)
+    source: Any = pretrained.config.model
     config = adapt_config(source, RECIPE, 4).model
     assert config == dataclasses.replace(
         source, image_size=16, num_classes=4, representation_size=None, dropout=0.1, head_bias=0.0
     )
-    old, new = pretrained.model.state_dict(), init_from_checkpoint(checkpoint, config).state_dict()
+    old, new = model.state_dict(), init_from_checkpoint(checkpoint, config).state_dict()
     assert new["head.weight"].shape == (4, 16)
     assert not new["head.weight"].any()
     assert old.keys() - new.keys() == {"pre_logits.weight", "pre_logits.bias"}
@@ -42,10 +42,10 @@ def test_initial_model(kind: str, pretrained: Outcome, workdir: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "corners"])
-def test_interpolation_of_positions(interpolation: Any, pretrained: Outcome, tmp_path: Path) -> None:
+def test_interpolation_of_positions(interpolation: Any, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
     assert isinstance(pretrained.config.model, ViTConfig)
     source = ViT(dataclasses.replace(pretrained.config.model, position_interpolation="bicubic"))
-    source.load_state_dict(pretrained.model.state_dict(), strict=False)
+    source.load_state_dict(load_model(workdir).state_dict(), strict=False)
     save_model(source, tmp_path)
     config = dataclasses.replace(adapt_config(source.config, RECIPE, 4).model, position_interpolation=interpolation)
     table = init_from_checkpoint(tmp_path, config).state_dict()["position.table"]

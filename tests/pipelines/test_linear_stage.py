@@ -274,7 +274,7 @@ def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> Fine
 
     train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
     data = dataclasses.replace(config.data, name="digits")
-    adapted = adapt_config(pretrained.model.config, dataclasses.replace(config, data=data), 4)
+    adapted = adapt_config(pretrained.config.model, dataclasses.replace(config, data=data), 4)
     return FinetuneJob(workdir, "", Splits(train, test, test), adapted, Execution(torch.device("cpu"), False), print)
 
 

@@ -22,7 +22,7 @@ from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, label_preserving, summary, vtab
 from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.loop import StoppedError
-from vitlab.train.workdir import Workdir
+from vitlab.train.workdir import METRICS, Workdir
 
 PAIR = ("patch_camelyon", "kitti_distance")
 TEST_IMAGES = {"patch_camelyon": 30, "kitti_distance": 50}
@@ -65,7 +65,7 @@ def score(checkpoint: Path, setting: TrainConfig, root: Path, out: Path, **optio
 
 @dataclasses.dataclass
 class Finished:
-    """The folder and the result of both tasks, and the tasks that `on_task` received."""
+    """The folder and the result of both tasks, and what `log` received."""
 
     folder: Path
     result: dict[str, Any]
@@ -77,7 +77,7 @@ def finished(
     setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Finished:
     folder, reported = tmp_path_factory.mktemp("finished") / "out", []
-    result = score(workdir, setting, root, folder, tasks=PAIR, on_task=lambda name, record: reported.append(name))
+    result = score(workdir, setting, root, folder, tasks=PAIR, log=reported.append)
     return Finished(folder, result, reported)
 
 
@@ -102,8 +102,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_two_tasks(finished: Finished) -> None:
-    assert finished.reported == list(PAIR)
-    for name, row in finished.result["tasks"].items():
+    tasks = finished.result["tasks"]
+    shown = {name: f"{name}: {tasks[name]['accuracy']:.2%} of {TEST_IMAGES[name]:,}" for name in PAIR}
+    assert finished.reported == list(shown.values())
+    for name, row in tasks.items():
         settings = json.loads((finished.folder / name / "config.json").read_text())
         test = json.loads((finished.folder / name / "result.json").read_text())["test"]
         assert (settings["data"]["name"], settings["examples"]) == (f"vtab:{name}", 1000)
@@ -129,15 +131,15 @@ def test_an_interrupted_call_is_resumed(
 ) -> None:
     shutil.rmtree(out / PAIR[1])
     (out / "result.json").unlink()
-    log = Workdir.log_metrics
+    log = Workdir.log
 
-    def stop(self: Workdir, step: int, values: Any) -> None:
-        log(self, step, values)
-        if self.path.name == PAIR[1] and step == 30:
+    def stop(self: Workdir, name: str, step: int, values: Any) -> None:
+        log(self, name, step, values)
+        if (self.path.name, name, step) == (PAIR[1], METRICS, 30):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Workdir, "log_metrics", stop)
+        patch.setattr(Workdir, "log", stop)
         with pytest.raises(StoppedError):
             score(workdir, setting, root, out, tasks=PAIR)
     assert not (out / "result.json").exists()

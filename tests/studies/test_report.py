@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vitlab.inspection.panels import Panel, Series
+from vitlab.panels import Panel, Series
 from vitlab.recipes import tiny
 from vitlab.studies.presets import changed
 from vitlab.studies.report import as_markdown, as_text, chart_panel, write_report

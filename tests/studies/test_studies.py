@@ -580,7 +580,7 @@ def test_points_run(name: str, variant: str, tmp_path: Path) -> None:
     outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     point = dataclasses.replace(points[variant], config=config)
-    result = Result(point, outcome.test.metrics(), records, 100, config.model)
+    result = Result(point, outcome.result["test"], records, 100, config.model)
     assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.metrics.keys()
     if config.fewshot is not None:
         assert f"fewshot_{config.fewshot.shots[0]}shot" in records[-1]

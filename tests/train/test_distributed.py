@@ -39,7 +39,7 @@ def test_collectives(in_ranks: InRanks) -> None:
             gathered = world.all_gather(rows(world.rank))
             empty = world.all_gather({"x": np.empty((0, 4), np.float32)})["x"]
             shared = world.broadcast_object(lambda: {"rank": world.rank})
-            arrays = world.broadcast_arrays(lambda: rows(2) if world.is_rank_0 else {})
+            arrays = world.all_gather({n: a if world.is_rank_0 else a[:0] for n, a in rows(2).items()})
             sums = world.all_reduce(world.rank == 1, 10 * world.rank)
             tensors = [torch.full((2, 2), float(world.rank)), torch.tensor(4.0)]
             world.all_reduce_mean(tensors)

@@ -12,7 +12,7 @@ import pytest
 from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vitlab.train.workdir import Workdir, read_log
+from vitlab.train.workdir import METRICS, SPEED, Workdir, read_log
 
 SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.001}, "steps": None}
 
@@ -26,7 +26,7 @@ def test_settings_are_saved_and_continue_the_run(tmp_path: Path) -> None:
     for _ in range(2):
         with open_workdir(folder) as workdir:
             assert not workdir.finished
-            workdir.log_metrics(1, {"loss": 2.0})
+            workdir.log(METRICS, 1, {"loss": 2.0})
     assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(SETTINGS))
     assert len(read_log(folder / "metrics.jsonl")) == 2
 
@@ -43,13 +43,17 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     open_workdir(tmp_path).close()  # the folder is not locked
 
 
-@pytest.mark.parametrize("value", [None, False])
-def test_a_later_setting_that_is_off_is_no_difference(value: object, tmp_path: Path) -> None:
+def test_a_setting_that_only_one_version_knows(tmp_path: Path) -> None:
+    """None is the same as none."""
     settings = {"model": {"width": 192}, "steps": None}
     open_workdir(tmp_path, settings).close()
-    open_workdir(tmp_path, settings | {"fewshot": value}).close()
-    with pytest.raises(ValueError, match="fewshot: not set -> 0"):
-        open_workdir(tmp_path, settings | {"fewshot": 0})
+    open_workdir(tmp_path, settings | {"fewshot": None}).close()
+    for value in (0, False):
+        with pytest.raises(ValueError, match=f"fewshot: not set -> {value}"):
+            open_workdir(tmp_path, settings | {"fewshot": value})
+    open_workdir(tmp_path / "other", settings | {"float8": False, "start": None}).close()
+    with pytest.raises(ValueError, match=r"other settings:\n  float8: False -> not set\n"):
+        open_workdir(tmp_path / "other", settings)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,7 @@ def test_a_later_setting_that_is_off_is_no_difference(value: object, tmp_path: P
         ("run/thesis.tex", "x", r"holds no run .*thesis\.tex"),
         ("run", "", "is a file"),
         ("run/config.json", "{", "JSON"),
+        ("run/config.json", "3", "JSON"),
     ],
 )
 def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -105,8 +110,8 @@ def test_a_folder_is_locked_until_its_process_ends(tmp_path: Path) -> None:
 
 def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
-        workdir.log_metrics(3, {"loss": 0.1, "accuracy": 1 / 3, "gradient": float("inf")})
-        workdir.log_speed(3, {"images_per_s": 100.0})
+        workdir.log(METRICS, 3, {"loss": 0.1, "accuracy": 1 / 3, "gradient": float("inf")})
+        workdir.log(SPEED, 3, {"images_per_s": 100.0})
         assert (tmp_path / "metrics.jsonl").read_text() == (
             '{"accuracy": 0.3333333333333333, "gradient": null, "loss": 0.1, "step": 3}\n'
         )
@@ -117,8 +122,8 @@ def log_steps(path: Path, steps: range) -> None:
     with open_workdir(path) as workdir:
         workdir.truncate_logs(steps.start or -1)
         for step in steps:
-            workdir.log_metrics(step + 1, {"loss": 1 / (step + 1), "lr": 0.1})
-            workdir.log_speed(step + 1, {"images_per_s": 5.0})
+            workdir.log(METRICS, step + 1, {"loss": 1 / (step + 1), "lr": 0.1})
+            workdir.log(SPEED, step + 1, {"images_per_s": 5.0})
 
 
 @pytest.mark.parametrize("half_line", ["", '{"loss": 9.0, "st', "\0" * 40])
@@ -135,20 +140,20 @@ def test_repeated_steps_are_logged_once(tmp_path: Path, half_line: str, checkpoi
 
 def test_whether_a_step_is_evaluated(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
-        workdir.log_metrics(3, {"val_accuracy": 0.4})
-        workdir.log_metrics(4, {"loss": 1.0, "lr": 0.1})
+        workdir.log(METRICS, 3, {"val_accuracy": 0.4})
+        workdir.log(METRICS, 4, {"loss": 1.0, "lr": 0.1})
         assert (workdir.is_evaluated(3), workdir.is_evaluated(4)) == (True, False)
 
 
 def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
     with Workdir(tmp_path, SETTINGS) as workdir:
         for step in (1, 2, 3):
-            workdir.log_metrics(step, {"loss": 1.0, "name": "not a number"})
+            workdir.log(METRICS, step, {"loss": 1.0, "name": "not a number"})
         workdir.sync()
     with Workdir(tmp_path, SETTINGS) as workdir:
         workdir.truncate_logs(2)
-        workdir.log_metrics(3, {"loss": 2.0})
-        workdir.log_speed(3, {"images_per_s": 7.0})
+        workdir.log(METRICS, 3, {"loss": 2.0})
+        workdir.log(SPEED, 3, {"images_per_s": 7.0})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert events.Tags()["scalars"] == ["loss", "images_per_s"]
@@ -168,10 +173,10 @@ def test_a_full_disk(tmp_path: Path, tensorboard: bool) -> None:
     def log(workdir: Workdir) -> None:
         for step in range(2, 200):
             with small_disk():
-                workdir.log_metrics(step, {"a figure with a long name": step / 7})
+                workdir.log(METRICS, step, {"a figure with a long name": step / 7})
 
     with Workdir(tmp_path / "run", SETTINGS, tensorboard=tensorboard) as workdir:
-        workdir.log_metrics(1, {"loss": 1.0})
+        workdir.log(METRICS, 1, {"loss": 1.0})
         workdir.sync()
         with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Free space .*the last checkpoint"):
             log(workdir)

@@ -1,6 +1,5 @@
 """What the page shows of an image and a checkpoint."""
 
-import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from jaxtyping import UInt8
 from vitlab.data.decode import IMAGE_FORMATS, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
+from vitlab.evaluation.load import load_for_evaluation
+from vitlab.evaluation.options import ModelOptions
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
 from vitlab.inspection.report import details_of, numbers_of, top_classes, view
-from vitlab.models.config import check_rgb
+from vitlab.settings import Checked, PositiveFloat
 from vitlab.train.precision import choose_device
-from vitlab.weights import Checkpoint, class_names, class_probabilities, load_checkpoint
+from vitlab.weights import Checkpoint, class_names, class_probabilities
 from vitlab.weights.detect import find_checkpoint
 
 MAX_ASPECT = 32
@@ -28,16 +29,11 @@ TOP = 5
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """The largest image that is accepted."""
 
-    megapixels: float = 50.0
-    megabytes: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name in ("megapixels", "megabytes"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"the limit of {name} is {getattr(self, name)}; give a number above 0.")
+    megapixels: PositiveFloat = 50.0
+    megabytes: PositiveFloat = 20.0
 
     def __str__(self) -> str:
         return f"images of at most {self.megapixels:g} megapixels and {self.megabytes:g} MB"
@@ -86,7 +82,8 @@ class Session:
 
     def __init__(self, path: str | Path, limits: Limits, device: str = "auto") -> None:
         """Raises UserError if `path` holds no checkpoints, or if the only one cannot be loaded."""
-        self.limits, self.device = limits, choose_device(device)
+        choose_device(device)  # a missing one is an error before the page opens
+        self.limits, self.options = limits, ModelOptions(device=device)
         self.paths = find_checkpoints(path)
         self._lock = threading.Lock()
         self._loaded: dict[str, Checkpoint] = {}
@@ -100,12 +97,9 @@ class Session:
         if name not in self._loaded:
             self._loaded.clear()  # frees memory before loading
             try:
-                checkpoint = load_checkpoint(self.paths[name])
-                check_rgb(checkpoint.model.config)
-                checkpoint.model.to(self.device)
+                self._loaded[name] = load_for_evaluation(self.paths[name], self.options)
             except (OSError, RuntimeError, KeyError, TypeError) as error:  # out of memory; some corrupt files
                 raise UserError(f"the checkpoint {self.paths[name]} cannot be loaded: {error}") from error
-            self._loaded[name] = checkpoint
         return self._loaded[name]
 
     def message(self, name: str = "", refusal: str = "") -> str:

@@ -35,10 +35,6 @@ COMMANDS = {name: module for commands in PURPOSES.values() for name, module in c
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
-EvaluationSize = Annotated[
-    int | None,
-    tyro.conf.arg(help="Image side in pixels; default: as the checkpoint's preprocessing."),
-]
 PositionInterpolation = Annotated[
     Interpolation | None,
     tyro.conf.arg(help="Interpolation of position embeddings; default: as the checkpoint's own library does."),

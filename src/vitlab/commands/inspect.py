@@ -11,7 +11,6 @@ from vitlab.commands import (
     CHECKPOINTS,
     Checkpoint,
     Device,
-    EvaluationSize,
     Json,
     PositionInterpolation,
     print_note,
@@ -34,7 +33,8 @@ class Inspect:
     """Predictions for each image."""
     batch_size: int = 16
     """Images at once."""
-    image_size: EvaluationSize = None
+    image_size: int | None = None
+    """Image side in pixels; default: as the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
     device: Device = "auto"
     json: Json = False

@@ -145,12 +145,9 @@ class Vtab:
         from vitlab.pipelines.vtab import as_table, vtab
         from vitlab.train.distributed import init_distributed
 
-        def print_accuracy(task: str, record: dict[str, Any]) -> None:
-            print_note(f"{task}: {record['accuracy']:.2%} of {record['images']:,}")
-
         with init_distributed() as world:
             options: dict[str, Any] = {"select": self.select, "download": self.download, "image_size": self.image_size}
             options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
-            result = vtab(self.checkpoint, self.config, self.root, self.out, **options, on_task=print_accuracy)
+            result = vtab(self.checkpoint, self.config, self.root, self.out, **options, log=print_note)
         print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data

@@ -21,12 +21,12 @@ from vitlab.cost.peers import OURS, PEERS, Mode, Work, build, check_installed
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
-from vitlab.inspection.panels import Panel, Series
 from vitlab.io import write_bytes
 from vitlab.models import ViTConfig, get_config, list_models
+from vitlab.panels import Panel, Series
 from vitlab.train.memory import inference_bytes, rank_bytes
 from vitlab.train.microbatch import GIB, free_memory
-from vitlab.train.precision import choose_device, cpu_is_faster_in_bfloat16, device_name, keep_freed_memory
+from vitlab.train.precision import choose_device, device_name, frozen_dtype, keep_freed_memory
 from vitlab.train.throughput import peak_flops
 from vitlab.train.workdir import write_json
 from vitlab.weights import ParityError
@@ -101,11 +101,9 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
 
 def _resolve(options: BenchOptions, device: torch.device) -> BenchOptions:
     """The options with nothing left automatic."""
-    on_gpu = device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_is_faster_in_bfloat16()
-    dtype = ("bfloat16" if fast else "float32") if options.dtype == "auto" else options.dtype
-    gpu_memory = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else CPU_MEMORY
-    return dataclasses.replace(options, dtype=dtype, memory=options.memory or gpu_memory, device=str(device))
+    on_gpu, dtype = device.type == "cuda", str(frozen_dtype(options.dtype, device)).removeprefix("torch.")
+    memory = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else CPU_MEMORY
+    return dataclasses.replace(options, dtype=dtype, memory=options.memory or memory, device=str(device))
 
 
 def _open_record(path: Path, options: BenchOptions, device: torch.device) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import vitlab
 from vitlab.cost.measure import timer
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend
+from vitlab.train.microbatch import GIB
 from vitlab.train.precision import available_cores
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""
 MATRIX_SIDES = {"cpu": 1024, "cuda": 8192}
 SHARED_MEMORY = Path("/dev/shm")
-GIB = 2**30
 
 
 def diagnose(path: str | Path = ".") -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitlab.settings import PositiveFloat, PositiveInt, check_fields
+from vitlab.settings import Checked, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(Checked):
     """What `vitlab bench` measures, and how."""
 
     mode: Literal["infer", "train", "both"] = "infer"
@@ -32,6 +32,3 @@ class BenchOptions:
     """Search the largest batch that fits into that memory."""
     device: str = "auto"
     """auto (the first GPU, else the CPU), cpu, cuda or cuda:1."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)

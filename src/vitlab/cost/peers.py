@@ -22,7 +22,7 @@ from vitlab.models import ModelConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
-from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.objectives import blank_batch, create_objective, create_training_model
 from vitlab.train.step import train_step
 from vitlab.weights import ParityError
 
@@ -80,7 +80,8 @@ def build(name: str, work: Work) -> Callable[[], Tensor | None]:
         return _inference_step(work, model, device)
     if name == OURS:
         return training_step(work.run, device, model)
-    return _peer_training_step(work, model.to(device), example_batch(work.run, device))
+    images = example_images(work.config, work.batch, device)
+    return _peer_training_step(work, model.to(device), blank_batch(create_objective(work.run), images))
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
@@ -103,21 +104,12 @@ def example_images(
     return images.to(device, dtype).repeat(-(-count // 64), 1, 1, 1)[:count]
 
 
-def example_batch(run: TrainConfig, device: torch.device) -> Batch:
-    """Images in float32, random labels, and the random numbers that masking needs."""
-    generator, size, objective = torch.Generator().manual_seed(2), run.batch_size, create_objective(run)
-    labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator).to(device)
-    uniforms = torch.rand(size, objective.num_uniforms, dtype=torch.float64, generator=generator).to(device)
-    images, indices = example_images(run.model, size, device), torch.arange(size, device=device)
-    return Batch(images, labels, indices, uniforms=uniforms if objective.num_uniforms else None)
-
-
 def training_step(run: TrainConfig, device: torch.device, model: nn.Module | None = None) -> Callable[[], None]:
-    """The step of `vitlab pretrain` with these settings, again and again on one random batch."""
+    """The step of `vitlab pretrain` with these settings, again and again on one batch."""
     if model is None:
         model = create_training_model(run.model, run.masking, torch.Generator().manual_seed(0))
     state, objective = create_state(run, model.to(device), device, SINGLE), create_objective(run)
-    batch = example_batch(run, device)
+    batch = blank_batch(objective, example_images(run.model, run.batch_size, device))
 
     def step() -> None:
         train_step(run, state, objective, batch, OPTIM.lr, run.batch_size)

@@ -34,7 +34,7 @@ from vitlab.data.shards import scan
 from vitlab.errors import UserError
 from vitlab.io import lock_file, replacing_file, sync, write_bytes
 from vitlab.rng import Stream, philox
-from vitlab.settings import check_fields
+from vitlab.settings import Checked
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardSettings:
+class ShardSettings(Checked):
     """How a data set is written.
 
     size: the shorter side in pixels to which larger images are resized, as JPEG of `quality`; None keeps all bytes.
@@ -55,9 +55,6 @@ class ShardSettings:
     quality: Annotated[int, Ge(1), Le(100)] = 90
     records: Annotated[int, Ge(1)] = 1000
     seed: Annotated[int, Ge(0), Lt(2**64)] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def write_shards(

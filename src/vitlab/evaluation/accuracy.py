@@ -86,21 +86,12 @@ class Evaluation:
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
 
-    @property
-    def mean_average_precision(self) -> float:
-        """Mean over the classes that have images of `sklearn.metrics.average_precision_score`; needs `scores`.
-
-        NaN if a score is not finite. Labels that are alternatives (ImageNet-ReaL) have none: `Dataset.multi_label`.
-        """
-        assert self.scores is not None
-        hot = self.all_labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
-        return mean_average_precision(hot, self.scores)
-
     def metrics(self) -> dict[str, float]:
         """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
         metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
         if self.scores is not None:
-            metrics["mean_average_precision"] = self.mean_average_precision
+            hot = self.all_labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
+            metrics["mean_average_precision"] = mean_average_precision(hot, self.scores)
         return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
@@ -180,7 +171,8 @@ def format_evaluation(record: dict[str, Any]) -> str:
         return "-" if value is None else value if name == "images" else f"{value:.1%}"
 
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
-    table = format_table([{name: cell(name, value) for name, value in row.items()} for row in rows])
+    columns = ("class", "images", "recall", "accuracy", "precision")
+    table = format_table([{name: cell(name, row[name]) for name in columns if name in row} for row in rows])
     tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
     parts = [f"{record['images']:,}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
@@ -195,8 +187,7 @@ def format_evaluation(record: dict[str, Any]) -> str:
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
     present = {name: style for name, style in numbers.items() if record.get(name) is not None}
     parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
-    if interval := record.get("accuracy_interval"):  # results of earlier versions have none
-        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*interval)
+    parts[1] += " (95% interval {:.2%} to {:.2%})".format(*record["accuracy_interval"])
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")

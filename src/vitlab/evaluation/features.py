@@ -48,7 +48,7 @@ def features(
     augmentation: TrainTransform | None = None,
     epoch: int = 0,
     cache: Path | None = None,
-    description: str = "features",
+    description: str | None = None,
     world: World = SINGLE,
 ) -> Features:
     """The pre-logits representation of every image (Sec. 4.1), in float32.
@@ -56,7 +56,7 @@ def features(
     Images are squashed to the model's size unless `preprocessing` is given, or augmented by `augmentation` as in a
     training's `epoch`. With a folder `cache`, what was computed
     from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
-    Each rank computes some, and returns all. `description` names the progress.
+    Each rank computes some, and returns all. `description` (default: the data set and its split) names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
@@ -66,7 +66,8 @@ def features(
         (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
     (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
     if x is None or hits < world.world_size:
-        indices, x = _compute(model, dataset, transform, epoch, options, description, world)
+        shown = description or f"{dataset.name} {dataset.split}"
+        indices, x = _compute(model, dataset, transform, epoch, options, shown, world)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             raise UserError(
                 f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
@@ -129,32 +130,16 @@ def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]
     return Preprocessing(image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor")
 
 
-class FrozenCheckpoint:
-    """A checkpoint whose features are computed, or read from `cache` (default: the user's cache folder).
-
-    Its preprocessing is described to `log`.
-    """
-
-    def __init__(
-        self, checkpoint: str | Path, options: EvalOptions, cache: Path | None, log: Callable[[str], None], world: World
-    ) -> None:
-        self.options, self.cache, self.world = options, cache or downloads.cache_folder() / "features", world
-        loaded = load_for_evaluation(checkpoint, options, world=world)
-        self.model = loaded.model
-        self.preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-        log(f"images: {self.preprocessing.describe()}")
-
-    def features(self, dataset: Dataset, name: str) -> Features:
-        description, how = f"{name} {dataset.split}", self.preprocessing
-        return features(
-            self.model,
-            dataset,
-            self.options,
-            preprocessing=how,
-            cache=self.cache,
-            description=description,
-            world=self.world,
-        )
+def load_frozen(
+    checkpoint: str | Path, options: EvalOptions, cache: Path | None, log: Callable[[str], None], world: World
+) -> tuple[Model, Preprocessing, Callable[[Dataset], Features]]:
+    """A checkpoint's model, its preprocessing, which is described to `log`, and a function that computes the features
+    of a data set, or reads them from `cache` (default: the user's cache folder)."""
+    loaded = load_for_evaluation(checkpoint, options, world=world)
+    preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+    log(f"images: {preprocessing.describe()}")
+    how: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache or downloads.cache_folder() / "features"}
+    return loaded.model, preprocessing, lambda dataset: features(loaded.model, dataset, options, **how, world=world)
 
 
 def write_features(
@@ -181,10 +166,10 @@ def write_features(
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("a .parquet file requires the package pyarrow: pip install 'vitlab[data]', or give an .npz.")
     check_source(dataset, root)
-    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    _, _, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():
         images = load_dataset(dataset, split, root=root, on_error=options.on_error)
-    written = frozen.features(images, dataset)
+    written = features_of(images)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":
         several = images.label_sets and images.label_sets.multi_hot(written.indices, len(images.classes))

@@ -26,10 +26,10 @@ from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import (
     Features,
-    FrozenCheckpoint,
     check_train_and_test,
     features,
     frozen_preprocessing,
+    load_frozen,
     load_train_and_test,
 )
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol, LoaderOptions, SplitOptions
@@ -252,14 +252,14 @@ def fewshot_checkpoint(
         raise UserError(f"{out} is a folder; give the name of a file.")
     for name in datasets:
         check_source(name, splits.root)  # before anything is loaded
-    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     data: list[FewShotData] = []
     for name in datasets:
         train, test = load_train_and_test(name, splits, options.on_error, world)
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
-    for name, examples in zip(datasets, data, strict=True):
-        train_x, test_x = frozen.features(examples.train, name), frozen.features(examples.test, name)
+    for examples in data:
+        train_x, test_x = features_of(examples.train), features_of(examples.test)
         results.append(accuracies(examples, train_x, test_x, protocol.l2_grid))
         skipped.append(train_x.skipped + test_x.skipped)
     rows = []
@@ -274,8 +274,8 @@ def fewshot_checkpoint(
         "leave_self_out": protocol.leave_self_out,
         "train_split": splits.train_split or "train",
         "test_split": splits.test_split,
-        "image_size": list(frozen.model.config.image_hw),
-        "preprocessing": frozen.preprocessing.to_metadata(),
+        "image_size": list(model.config.image_hw),
+        "preprocessing": preprocessing.to_metadata(),
         "computed_in": options.precision,
     }
     report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}

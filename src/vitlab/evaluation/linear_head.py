@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.models.vit import Model
+from vitlab.train.objectives import LossKind, classification_loss
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
 """From 1 to 10^5."""
@@ -84,16 +84,10 @@ def least_squares_head(
 
 def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:
     """(loss, l2, scale) with the scale of least loss, by bisection: the loss is convex in the scale."""
+    kind: LossKind = "softmax" if target.ndim == 1 else "sigmoid"
 
     def loss(index: int) -> float:
-        return _loss(scores * LOGIT_SCALES[index], target)
+        return float(classification_loss(scores * LOGIT_SCALES[index], target, kind))
 
     best = bisect.bisect_left(range(len(LOGIT_SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
     return loss(best), l2, LOGIT_SCALES[best]
-
-
-def _loss(logits: Tensor, target: Tensor) -> float:
-    """Mean cross-entropy; several labels: that of each class by itself, summed over classes."""
-    if target.ndim == 1:
-        return float(F.cross_entropy(logits, target))
-    return float(F.binary_cross_entropy_with_logits(logits, target.double(), reduction="none").sum(dim=1).mean())

@@ -4,12 +4,12 @@ The corruption of an image depends on its position in its split alone, so that a
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 import torch.nn.functional as F
@@ -17,16 +17,13 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.errors import UserError
 from vitlab.evaluation.load import evaluation_batches, nothing_readable
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.io import replacing_file
-from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.settings import from_dict, to_dict
+from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.masking import (
     COLORS,
@@ -39,7 +36,7 @@ from vitlab.train.masking import (
     patch_losses,
     patch_targets,
 )
-from vitlab.weights import load_model, save_model
+from vitlab.weights import save_model
 
 PARTS = "masking.safetensors"
 """In a run's folder: what is not part of the plain ViT, `mask`, `predictor.weight` and `predictor.bias`."""
@@ -75,12 +72,15 @@ class MaskedEvaluation:
         """The metrics and what they were measured on, as plain data."""
         return self.metrics() | {"images": self.images, "patches": self.patches, "skipped": self.skipped}
 
-    def as_table(self) -> str:
-        text = f"loss {self.loss:.4f} (the best constant prediction: {self.constant_loss:.4f})"
-        if self.accuracy is not None:
-            text += f" · accuracy {self.accuracy:.2%} (the most frequent class: {self.constant_accuracy:.2%})"
-        text += f" · {self.patches:,} corrupted patches of {self.images:,} images"
-        return text + (f" · {self.skipped} could not be read" if self.skipped else "")
+
+def format_masked(record: dict[str, Any]) -> str:
+    """`MaskedEvaluation.record()` as text."""
+    values = {name: math.nan if value is None else value for name, value in record.items()}  # JSON has no NaN
+    text = "loss {loss:.4f} (the best constant prediction: {constant_loss:.4f})"
+    if "accuracy" in values:
+        text += " · accuracy {accuracy:.2%} (the most frequent class: {constant_accuracy:.2%})"
+    text += " · {patches:,} corrupted patches of {images:,} images"
+    return (text + " · {skipped} could not be read" * bool(values["skipped"])).format(**values)
 
 
 @torch.inference_mode()
@@ -142,36 +142,11 @@ def evaluate_masked(
 def save_masked(model: MaskedViT, folder: Path, extra: dict[str, Any]) -> None:
     """Writes the plain ViT to `folder`/model, which every command takes, and the other parts as `PARTS`."""
     save_model(model.vit, folder / "model", extra=extra)
-    parts = {name: tensor.detach().cpu().contiguous() for name, tensor in _parts(model).items()}
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("vit.")}
+    parts = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     metadata = {"masking": json.dumps(to_dict(model.masking), sort_keys=True)}  # one entry: their order is random
     with replacing_file(folder / PARTS) as file:
         file.write(safetensors.torch.save(parts, metadata=metadata))
-
-
-def load_masked(folder: Path | str) -> MaskedViT:
-    """The whole model of a finished run of masked patch prediction, in float32 and in evaluation mode.
-
-    Raises UserError for any other folder, and for corrupt files.
-    """
-    path = Path(folder) / PARTS
-    if not path.is_file():
-        raise UserError(f"{folder} is not a finished run of masked patch prediction: {PARTS} is missing.")
-    vit = load_model(Path(folder) / "model")
-    assert isinstance(vit, ViT), f"{PARTS} belongs to a ViT"
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            model = MaskedViT(vit.config, from_dict(MaskingConfig, json.loads((file.metadata() or {})["masking"])))
-            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
-    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is corrupt ({error!r}); take another copy.") from error
-    if {name: part.shape for name, part in parts.items()} != {n: part.shape for n, part in _parts(model).items()}:
-        raise UserError(f"{path} does not fit the model of its run; take another copy of both.")
-    model.load_state_dict(parts | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
-    return model.eval()
-
-
-def _parts(model: MaskedViT) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("vit.")}
 
 
 # ------------------------------------------------------------------------------------------------------ reconstructions

@@ -5,13 +5,13 @@ from typing import Literal
 
 from vitlab.errors import UserError
 from vitlab.models.config import Interpolation
-from vitlab.settings import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from vitlab.settings import Checked, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 
 Split = Literal["train", "val", "test", "trainval"]
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Checked):
     """How a checkpoint is loaded."""
 
     image_size: int | None = None
@@ -23,12 +23,9 @@ class ModelOptions:
     device: str = "auto"
     """auto, cpu, cuda or cuda:1; auto is the first GPU, or the CPU."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
-class LoaderOptions:
+class LoaderOptions(Checked):
     """How images are read."""
 
     batch_size: PositiveInt = 64
@@ -38,9 +35,6 @@ class LoaderOptions:
     on_error: Literal["raise", "skip"] = "raise"
     """At an unreadable image: stop, or skip and count it."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
 class EvalOptions(ModelOptions, LoaderOptions):
@@ -48,7 +42,7 @@ class EvalOptions(ModelOptions, LoaderOptions):
 
 
 @dataclass(frozen=True)
-class SplitOptions:
+class SplitOptions(Checked):
     """The data that a classifier on frozen features is trained and tested on."""
 
     root: str | None = None
@@ -58,9 +52,6 @@ class SplitOptions:
     test_split: Split = "test"
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ CSV_COLUMNS = (
 )
 """label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
 index: the image's position in the data set."""
-OLD_COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
 
 
 def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
@@ -49,7 +48,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
         header, *lines = csv.reader(io.StringIO(text, newline=""))
-        if tuple(header) not in (CSV_COLUMNS, OLD_COLUMNS, ("picture", *OLD_COLUMNS[1:])):  # of earlier versions
+        if tuple(header) != CSV_COLUMNS:
             raise ValueError(f"its columns are {','.join(header)[:60]!r}")
         columns = dict(zip(CSV_COLUMNS, map(np.array, zip(*lines, strict=True)), strict=True))
         predictions = columns["prediction_index"].astype(np.int64)

@@ -13,7 +13,7 @@ from vitlab.data.dataset import stratified_split
 from vitlab.data.registry import check_source
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features, FrozenCheckpoint, load_train_and_test
+from vitlab.evaluation.features import Features, load_frozen, load_train_and_test
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
@@ -118,14 +118,14 @@ def probe_checkpoint(
         raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
     _check_l2(L2_GRID if l2 is None else l2)
     check_source(dataset, splits.root)  # before anything is loaded
-    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    model, _, features_of = load_frozen(checkpoint, options, cache, log, world)
     parts = load_train_and_test(dataset, splits, options.on_error, world)
     if kind == "knn":
         _choose_ks(ks, len(parts[0]))  # before the features
-    train, test = (frozen.features(part, dataset) for part in parts)
+    train, test = map(features_of, parts)
     classes = len(parts[0].classes)
     if kind == "knn":
-        result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(frozen.model))}
+        result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(model))}
     else:
         result = linear_probe(train, test, l2=L2_GRID if l2 is None else l2)
     return {

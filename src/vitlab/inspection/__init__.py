@@ -1,38 +1,14 @@
-"""Inspection of trained models (Sec. 4.5, App. D.7, App. D.8): numbers, figures, and pages.
+"""Inspection of trained models (Sec. 4.5, App. D.7, App. D.8): numbers, figures, and pages."""
 
-Names are imported on first use, so that importing this package imports neither torch nor matplotlib.
-"""
-
-import importlib
-import typing
-
-if typing.TYPE_CHECKING:
-    from vitlab.inspection.attention import attention_layers as attention_layers
-    from vitlab.inspection.attention import attention_maps as attention_maps
-    from vitlab.inspection.attention import attention_rollout as attention_rollout
-    from vitlab.inspection.attention import mean_attention_distance as mean_attention_distance
-    from vitlab.inspection.attention import prediction_grid as prediction_grid
-    from vitlab.inspection.attention import prediction_weights as prediction_weights
-    from vitlab.inspection.attention import visit_attention as visit_attention
-    from vitlab.inspection.embeddings import filter_components as filter_components
-    from vitlab.inspection.embeddings import filters_of as filters_of
-    from vitlab.inspection.embeddings import position_similarity as position_similarity
-    from vitlab.inspection.embeddings import positions_of as positions_of
-    from vitlab.inspection.embeddings import token_components as token_components
-
-NAMES = {
-    "attention": "attention_layers attention_maps attention_rollout mean_attention_distance prediction_grid "
-    "prediction_weights visit_attention",
-    "embeddings": "filter_components filters_of position_similarity positions_of token_components",
-}
-MODULE_OF = {name: f"vitlab.inspection.{module}" for module, names in NAMES.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> typing.Any:
-    if name in MODULE_OF:
-        return getattr(importlib.import_module(MODULE_OF[name]), name)
-    raise AttributeError(f"vitlab.inspection has no {name!r}; its public names are {', '.join(MODULE_OF)}.")
-
-
-def __dir__() -> list[str]:
-    return [*MODULE_OF]
+from vitlab.inspection.attention import attention_layers as attention_layers
+from vitlab.inspection.attention import attention_maps as attention_maps
+from vitlab.inspection.attention import attention_rollout as attention_rollout
+from vitlab.inspection.attention import mean_attention_distance as mean_attention_distance
+from vitlab.inspection.attention import prediction_grid as prediction_grid
+from vitlab.inspection.attention import prediction_weights as prediction_weights
+from vitlab.inspection.attention import visit_attention as visit_attention
+from vitlab.inspection.embeddings import filter_components as filter_components
+from vitlab.inspection.embeddings import filters_of as filters_of
+from vitlab.inspection.embeddings import position_similarity as position_similarity
+from vitlab.inspection.embeddings import positions_of as positions_of
+from vitlab.inspection.embeddings import token_components as token_components

@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, PercentFormatter
 
 from vitlab.inspection.figures import INK, LINE, MUTED, SERIES, new_figure
-from vitlab.inspection.panels import Panel, Series, front
+from vitlab.panels import Panel, Series, front
 
 FRONT = "Pareto front"
 MARKERS = "osD^vPX*"
@@ -78,8 +78,7 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
         if series.spread:
             axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         style = {"color": color, "marker": marker if len(x) <= 30 else None, "ms": 5.5, "mec": "white", "mew": 0.7}
-        line = "" if not joined else "--" if series.dashed else "-"
-        (handles[series.name],) = axes.plot(x, y, ls=line, lw=1.6, zorder=3, **style)
+        (handles[series.name],) = axes.plot(x, y, ls="-" if joined else "", lw=1.6, zorder=3, **style)
     if panel.front:
         best = front([point for series in panel.series for point in zip(series.x, series.y, strict=True)])
         x, y = np.array(best, dtype=float).reshape(-1, 2).T

@@ -143,7 +143,9 @@ class LinearStage(JobInputs):
         numbers = world.broadcast_object(
             lambda: {name: getattr(fit(), name) for name in ("l2", "accuracy", "loss", "reject_below")}
         )
-        return LinearHead(**world.broadcast_arrays(lambda: {"weight": fit().weight, "bias": fit().bias}), **numbers)
+        shapes = {"weight": (0, x.shape[2]), "bias": (0,)}  # the other ranks have no rows
+        arrays = {n: getattr(fit(), n) if world.is_rank_0 else np.empty(shapes[n], np.float32) for n in shapes}
+        return LinearHead(**world.all_gather(arrays), **numbers)
 
     def _rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:
         """The rows of `plain` with these indices; as many of each class as memory allows, for any number of views."""

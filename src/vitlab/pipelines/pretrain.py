@@ -21,18 +21,17 @@ from vitlab.data.exclude import identity
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.accuracy import evaluate, format_evaluation
 from vitlab.evaluation.fewshot import create_fewshot_evaluator
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import (
     evaluate_masked,
-    load_masked,
+    format_masked,
     save_masked,
     write_reconstructions,
 )
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
-from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
@@ -40,8 +39,8 @@ from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
-from vitlab.train.workdir import Workdir, check_folder
-from vitlab.weights import load_model, save_model
+from vitlab.train.workdir import SPEED, Workdir, check_folder
+from vitlab.weights import save_model
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
@@ -82,18 +81,15 @@ class Outcome:
 
     config: TrainConfig
     """The complete settings."""
-    splits: Splits
-    model: Model
-    """After masked patch prediction, the plain ViT."""
-    test: Any
-    """An Evaluation, or a MaskedEvaluation."""
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
 
     def summary(self, workdir: Path) -> str:
         """The test's metrics, and the paths of model and curves."""
-        images = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
-        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
+        masked = self.config.masking is not None
+        test = format_masked(self.result["test"]) if masked else format_evaluation(self.result["test"])
+        images = f" · images: {workdir / 'reconstructions.png'}" if masked else ""
+        return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
 def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
@@ -161,7 +157,7 @@ def pretrain(
 ) -> Outcome:
     """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
-    The same call on the same folder resumes an interrupted run; a finished run is only tested again.
+    The same call on the same folder resumes an interrupted run; the result of a finished run is read.
     """
     # What is invalid is an error before the data is read.
     execution = Execution(choose_device(world.device(device)), tensorboard, world)
@@ -192,7 +188,7 @@ def run(
     description: str | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
 ) -> Outcome:
-    """Trains the model of `create_model()` and tests it.
+    """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
 
     `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
     evaluated, tested and saved is `finish(model)` of the trained one.
@@ -202,22 +198,18 @@ def run(
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
     settings = run_settings(command, init_id, splits, config)
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
-        began, test = time.perf_counter(), None
         if folder.finished:
-            model = _load_trained(config, folder.path).to(execution.device)
-        else:
-            shown = description or command
-            model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot, finish)
-            test = val if splits.val is splits.test else None
+            return Outcome(config, folder.read_result())
+        began, shown = time.perf_counter(), description or command
+        model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot, finish)
+        test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
-        result = {"test": test.record(), **splits.record}
-        if folder.writes and not folder.finished:
+        if folder.writes:
             write_files(config, folder.path, splits.test, model, test, init_id)
-            folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
-            folder.write_result(result)
-        world.barrier()  # all files are written
-    return Outcome(config, splits, _without_masking(model), test, result)
+        folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
+        folder.write_result({"test": test.record(), **splits.record})
+        return Outcome(config, folder.read_result())  # a barrier: all files are written
 
 
 def train_and_evaluate(
@@ -241,7 +233,7 @@ def train_and_evaluate(
         model = finish(model)
         evaluations[0] = evaluate_split(config, model, splits.val, execution.world)
         metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
-        return metrics | few_shot(_without_masking(model)) if few_shot else metrics
+        return metrics | few_shot(getattr(model, "vit", model)) if few_shot else metrics  # of a MaskedViT the ViT
 
     model = train(
         config,
@@ -277,17 +269,6 @@ def write_files(
     else:
         save_masked(model, folder, extra=metadata)
         write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
-
-
-def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
-    if config.masking is None:
-        return load_model(folder / "model")
-    return load_masked(folder)
-
-
-def _without_masking(model: Any) -> Any:
-    """The plain ViT of a MaskedViT; any other model as it is."""
-    return getattr(model, "vit", model)
 
 
 def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from vitlab.pipelines.pretrain import (
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
-from vitlab.train.workdir import Workdir
+from vitlab.train.workdir import METRICS, Workdir
 from vitlab.weights import load_metadata, load_model, save_model
 
 Log = Callable[[str], None]
@@ -103,14 +103,11 @@ class FinetuneJob(JobInputs):
 
         alpha: weight of the trained model in its average with the least-squares head's.
         """
-        settings = run_settings("finetune", self.init_id, self.splits, config)
-        with Workdir(path, settings, tensorboard=False, world=self.execution.world) as folder:
-            if folder.finished:
-                return folder.read_result()
         create_model = functools.partial(self.create_model, config.seed)
         options: dict[str, Any] = {"init_id": self.init_id, "description": description}
         if self.config.head is not None and alpha < 1:
-            options["finish"] = functools.partial(average_weights, self.linear.classifier(), alpha=alpha)
+            head = functools.cache(self.linear.classifier)  # not fitted for a finished run
+            options["finish"] = lambda model: average_weights(head(), model, alpha)
         return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
 
     def score_learning_rate(self, lr: float, path: Path, steps: int | None = None) -> dict[str, Any]:
@@ -203,7 +200,7 @@ class FinetuneJob(JobInputs):
         linear = self.linear.test(workdir / "linear") if config.head is not None else None
         scores = self.sweep(workdir) if config.runs else []
         for number, score in enumerate(scores, 1):
-            folder.log_metrics(number, score)
+            folder.log(METRICS, number, score)
         held_out = self.linear.score_held_out() if linear and scores else None
         helps = held_out is None or self._helps(scores, held_out)
         tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
@@ -214,7 +211,7 @@ class FinetuneJob(JobInputs):
             single = self.run_config(best, seed)
             records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}", alpha)["test"])
             metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
-            folder.log_metrics(len(scores) + len(records), metrics)
+            folder.log(METRICS, len(scores) + len(records), metrics)
         chosen = "run-0" if records else "linear"
         if folder.writes:
             metadata = load_metadata(workdir / chosen)

@@ -49,13 +49,13 @@ def vtab(
     image_size: int | None = None,
     device: str = "auto",
     tensorboard: bool = True,
-    on_task: Callable[[str, dict[str, Any]], object] = lambda name, record: None,
+    log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
     tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
-    select: train on the 800 and score on the 200, without the test parts. on_task receives each task's record. The same
+    select: train on the 800 and score on the 200, without the test parts. `log` receives each task's accuracy. The same
     call resumes an interrupted one. Raises UserError for unknown tasks and missing data.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
@@ -91,7 +91,7 @@ def vtab(
             record = record_of(name)
             if record and world.is_rank_0:
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
-                on_task(name, record)
+                log(f"{name}: {record['accuracy']:.2%} of {record['images']:,}")
         records = {name: record for name in TASKS if (record := record_of(name))}
         result = summary(records, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)

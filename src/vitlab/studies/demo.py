@@ -56,7 +56,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     page = out / "index.html"
     write_page(page, training_page("The paper in miniature", LEAD, sections))
     result = {
-        "pretrain_accuracy": before.test.accuracy,
+        "pretrain_accuracy": before.result["test"]["accuracy"],
         "finetune_accuracy": after.result["test"]["accuracy"],
         "page": str(page.resolve()),
     }

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vitlab.inspection.panels import Panel, Series
+from vitlab.panels import Panel, Series
 from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, fewshot_and_accuracy, vit
 from vitlab.studies.spec import Claim, Labels, Metric, Point, Results, Scale, Study, difference, percent
 

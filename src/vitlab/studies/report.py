@@ -11,8 +11,8 @@ from typing import Any
 
 from vitlab.display import format_table
 from vitlab.inspection import figures, plots
-from vitlab.inspection.panels import Panel, Series
 from vitlab.io import write_bytes
+from vitlab.panels import Panel, Series
 from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, std
 from vitlab.train.workdir import write_json
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitlab.config import TrainConfig
-from vitlab.inspection.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.panels import Panel, Series, front
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, vit
 from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, percent

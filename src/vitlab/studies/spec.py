@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.inspection.panels import Panel
 from vitlab.models.config import ModelConfig
+from vitlab.panels import Panel
 from vitlab.settings import to_dict
 
 Scale = Literal["tiny", "gpu", "paper"]

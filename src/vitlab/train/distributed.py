@@ -68,18 +68,6 @@ class World:
         dist.broadcast(content, src=0, group=self.host_group)
         return json.loads(bytes(content.tolist()))
 
-    def broadcast_arrays(self, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The arrays that `make()` returns on rank 0, on every rank."""
-        if self.host_group is None:
-            return make()
-        arrays = make() if self.is_rank_0 else {}
-        shapes = self.broadcast_object(lambda: {name: (str(a.dtype), a.shape) for name, a in arrays.items()})
-        for name, (dtype, shape) in shapes.items():
-            tensor = torch.from_numpy(np.ascontiguousarray(arrays.get(name, np.empty(shape, dtype))))
-            dist.broadcast(tensor, src=0, group=self.host_group)
-            arrays[name] = tensor.numpy()
-        return arrays
-
     def barrier(self) -> None:
         """Waits for all ranks."""
         self.all_reduce(0)

@@ -31,7 +31,7 @@ from vitlab.train.parallel import full_tensor
 from vitlab.train.precision import device_name
 from vitlab.train.step import train_step
 from vitlab.train.throughput import Throughput, TrainProgress, peak_flops
-from vitlab.train.workdir import Workdir
+from vitlab.train.workdir import METRICS, SPEED, Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
@@ -228,8 +228,8 @@ class _Run:
         state.metric_sums.zero_()
         state.last_logged_step = state.step
         speed = self.throughput.record((self.total_steps - state.step) * self.config.batch_size)
-        self.workdir.log_metrics(state.step, metrics)
-        self.workdir.log_speed(state.step, speed)
+        self.workdir.log(METRICS, state.step, metrics)
+        self.workdir.log(SPEED, state.step, speed)
         self.progress.show({"step": state.step, **metrics}, speed)
 
     def evaluation_is_due(self) -> bool:
@@ -246,7 +246,7 @@ class _Run:
             if self.world.world_size == 1:  # several ranks evaluate to the end, for each waits for the others' results
                 model.register_forward_pre_hook(lambda *_: self.save_and_stop() if self.stop.is_set() else None)
             metrics = self.evaluate(model)
-            self.workdir.log_metrics(self.state.step, metrics)
+            self.workdir.log(METRICS, self.state.step, metrics)
             self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
 
     def save(self) -> None:

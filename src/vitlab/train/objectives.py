@@ -7,7 +7,7 @@ their size, so accumulation changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,41 +20,19 @@ from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.vit import Model, build_model
-
-if TYPE_CHECKING:
-    from vitlab.train.masking import MaskedPatch, MaskedViT
+from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]
-Objective: TypeAlias = "Classification | MaskedPatch"
 
 
 def create_training_model(
     config: ModelConfig, masking: MaskingConfig | None, generator: torch.Generator | None = None
-) -> "Model | MaskedViT":
+) -> Model | MaskedViT:
     """A new model, within a MaskedViT for masked patch prediction."""
     if masking is None:
         return build_model(config, generator=generator)
-    from vitlab.train.masking import MaskedViT
-
     assert isinstance(config, ViTConfig)
     return MaskedViT(config, masking, generator=generator)
-
-
-def create_objective(config: TrainConfig) -> Objective:
-    """The objective of the run."""
-    if config.masking is None:
-        return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
-    from vitlab.train.masking import MaskedPatch
-
-    assert isinstance(config.model, ViTConfig)
-    return MaskedPatch(config.masking, config.model)
-
-
-def blank_batch(objective: Objective, images: Float[Tensor, "B 3 H W"]) -> Batch:
-    """A batch of these images, all of class 0, to measure a step with."""
-    labels = images.new_zeros(len(images), dtype=torch.int64)
-    uniforms = images.new_full((len(images), objective.num_uniforms), 0.5, dtype=torch.float64)
-    return Batch(images, labels, labels, uniforms=uniforms if objective.num_uniforms else None)
 
 
 @dataclass(frozen=True)
@@ -89,6 +67,24 @@ class Classification:
             largest = targets.amax(dim=1)
             correct = (targets.gather(1, predicted[:, None])[:, 0] == largest) & (largest > 0)
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
+
+
+Objective = Classification | MaskedPatch
+
+
+def create_objective(config: TrainConfig) -> Objective:
+    """The objective of the run."""
+    if config.masking is None:
+        return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+    assert isinstance(config.model, ViTConfig)
+    return MaskedPatch(config.masking, config.model)
+
+
+def blank_batch(objective: Objective, images: Float[Tensor, "B 3 H W"]) -> Batch:
+    """A batch of these images, all of class 0, to measure a step with."""
+    labels = images.new_zeros(len(images), dtype=torch.int64)
+    uniforms = images.new_full((len(images), objective.num_uniforms), 0.5, dtype=torch.float64)
+    return Batch(images, labels, labels, uniforms=uniforms if objective.num_uniforms else None)
 
 
 def class_targets(

@@ -28,7 +28,6 @@ from vitlab.io import (
     sha256,
     write_sums,
 )
-from vitlab.settings import update_settings
 from vitlab.train.distributed import SINGLE, World
 
 if typing.TYPE_CHECKING:
@@ -111,12 +110,11 @@ class Workdir:
                 write_json(file, settings)
             return
         try:
-            saved = update_settings(json.loads(file.read_bytes()))
-        except (ValueError, AttributeError) as error:
+            saved = dict(json.loads(file.read_bytes()))
+        except (ValueError, TypeError) as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
         if "microbatch" in saved:  # depends on the machine's memory; a run may resume on another machine
             saved["microbatch"] = settings.get("microbatch")
-        saved.setdefault("names_and_labels", settings.get("names_and_labels"))  # not known to earlier versions
         if differences := _differences(saved, settings):
             raise UserError(
                 f"the work folder {self.path} holds a run with other settings:\n  "
@@ -141,15 +139,8 @@ class Workdir:
                 write_sums(self.path, _files(self.path) - lost)
         self.finished = True
 
-    def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends a record of metrics. Those of a step come before the checkpoint of that step."""
-        self._log(METRICS, step, values)
-
-    def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends a record of measured times and rates."""
-        self._log(SPEED, step, values)
-
-    def _log(self, name: str, step: int, values: Mapping[str, Any]) -> None:
+    def log(self, name: str, step: int, values: Mapping[str, Any]) -> None:
+        """Appends a record to METRICS or SPEED. Metrics of a step come before the checkpoint of that step."""
         if not self.writes:
             return
         line = json.dumps(_finite({"step": step, **values}), sort_keys=True) + "\n"
@@ -286,8 +277,7 @@ def _finite(value: Any) -> Any:
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     """`name: old -> new` for every setting that differs.
 
-    A setting missing on one side and None or False on the other is not a difference, so that later versions can resume
-    the run.
+    A setting missing on one side and None on the other is not a difference, so that later versions can resume the run.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{name}." if name else ""
@@ -296,8 +286,7 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
             for key in sorted(old.keys() | new.keys())
             for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
         ]
-    present = [value for value in (old, new) if value is not _ABSENT]
-    switched_off = len(present) == 1 and (present[0] is None or present[0] is False)
+    switched_off = all(value in (None, _ABSENT) for value in (old, new))
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 

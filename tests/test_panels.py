@@ -2,7 +2,7 @@
 
 import math
 
-from vitlab.inspection.panels import front
+from vitlab.panels import front
 
 
 def test_nothing_beats_a_point_of_the_front_in_both() -> None:

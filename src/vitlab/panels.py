@@ -15,7 +15,6 @@ class Series:
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
     """Text next to each point."""
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
