@@ -50,8 +50,8 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
             amount = ["--budget", f"{job.deadline - time.time():.0f}s"]
         else:
             count = len(job.examples)
-            views = HEAD_VIEWS if job.images > (1 + HEAD_VIEWS) * count else 0
-            steps = (job.images - (1 + views) * count) // (2 * 32)
+            views = HEAD_VIEWS if job.images > (1 + HEAD_VIEWS) * count else None
+            steps = (job.images - (1 + (views or 0)) * count) // (2 * 32)
             amount = ["--image-size", str(job.image_size), "--head-views", str(views), "--batch-size", "32"]
             amount += ["--steps", str(steps)]
         command = [
