@@ -86,7 +86,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
         )
     if missing := [folder for folder in classes if folder not in present]:
         text = "%s has no folder for %d of the %d classes: %s"
-        logger.warning(text, shown, len(missing), len(classes), first_ten(missing))
+        logger.warning(text, shown, len(missing), len(classes), first_ten(list(map(repr, missing))))
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     images = {folder: images_below(path / folder, ignored) for folder in present}
     if empty := [folder for folder in present if not images[folder]]:
