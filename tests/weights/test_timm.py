@@ -189,7 +189,9 @@ def test_a_folder_of_transformers_timm_wrapper(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     inputs = images(32)
     with torch.inference_mode():
-        check_equal(load_model(tmp_path)(inputs), theirs(normalized(inputs, [0.5] * 3, [0.25] * 3)).logits)
+        expected = theirs(normalized(inputs, [0.5] * 3, [0.25] * 3)).logits
+        # Pixels of twice the usual range round more: 1.4e-5 on a CPU with AMX.
+        check_equal(load_model(tmp_path)(inputs), expected, within=3e-5)
     assert metadata_timm(tmp_path)["classes"] == [f"LABEL_{number}" for number in range(5)]
 
 
