@@ -21,7 +21,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.evaluation.load import evaluation_batches, nothing_readable
 from vitlab.evaluation.options import LoaderOptions
-from vitlab.io import replacing_file
+from vitlab.io import replacing_file, write_bytes
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -80,7 +80,9 @@ def format_masked(record: dict[str, Any]) -> str:
     if "accuracy" in values:
         text += " · accuracy {accuracy:.2%} (the most frequent class: {constant_accuracy:.2%})"
     text += " · {patches:,} corrupted patches of {images:,} images"
-    return (text + " · {skipped} could not be read" * bool(values["skipped"])).format(**values)
+    if values["skipped"]:
+        text += " · {skipped} could not be read"
+    return text.format(**values)
 
 
 @torch.inference_mode()
@@ -145,8 +147,7 @@ def save_masked(model: MaskedViT, folder: Path, extra: dict[str, Any]) -> None:
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("vit.")}
     parts = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     metadata = {"masking": json.dumps(to_dict(model.masking), sort_keys=True)}  # one entry: their order is random
-    with replacing_file(folder / PARTS) as file:
-        file.write(safetensors.torch.save(parts, metadata=metadata))
+    write_bytes(folder / PARTS, safetensors.torch.save(parts, metadata=metadata))
 
 
 # ------------------------------------------------------------------------------------------------------ reconstructions

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vitlab.inspection.capture import Capture
-from vitlab.io import replacing_file, write_arrays
+from vitlab.io import write_arrays, write_bytes
 
 FIGURES = ("filters", "positions", "distances", "heads", "attention", "components")
 """Names of the figures of a checkpoint."""
@@ -92,8 +92,7 @@ def write_drawings(drawings: Sequence[Drawing], folder: Path) -> None:
     """Writes NAME.png, NAME.svg and NAME.npz (the arrays); removes the other FIGURES, left from an earlier call."""
     for drawing in drawings:
         for suffix, data in (("png", drawing.png), ("svg", svg(drawing.figure))):
-            with replacing_file(folder / f"{drawing.name}.{suffix}") as file:
-                file.write(data)
+            write_bytes(folder / f"{drawing.name}.{suffix}", data)
         write_arrays(folder / f"{drawing.name}.npz", drawing.arrays)
     for name in set(FIGURES) - {drawing.name for drawing in drawings}:
         for suffix in ("png", "svg", "npz"):

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 
 FOLDER = Path(__file__).parent
 
@@ -74,5 +74,4 @@ def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: 
 
 def write_page(path: str | Path, text: str) -> None:
     """Writes the page atomically."""
-    with replacing_file(Path(path)) as file:
-        file.write(text.encode())
+    write_bytes(Path(path), text.encode())

@@ -20,7 +20,7 @@ from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
@@ -130,8 +130,7 @@ def _write_card(folder: Path) -> Path:
     if not path.exists():
         card = load_metadata(folder) | run.test.metadata()
         text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card)
-        with replacing_file(path) as file:
-            file.write(text.encode())
+        write_bytes(path, text.encode())
     return path
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.io import replacing_file
+from vitlab.io import write_bytes
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 MIN_SPEEDUP = 1.3
@@ -60,8 +60,8 @@ def cpu_is_faster_in_bfloat16() -> bool:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or corrupt
         return float(json.loads(path.read_bytes())["speedup"]) >= MIN_SPEEDUP
     speedup = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
-    with contextlib.suppress(OSError), replacing_file(path) as file:  # a folder that cannot be written
-        file.write(json.dumps({"processor": name, "speedup": speedup}).encode())
+    with contextlib.suppress(OSError):  # a folder that cannot be written
+        write_bytes(path, json.dumps({"processor": name, "speedup": speedup}).encode())
     return speedup >= MIN_SPEEDUP
 
 

@@ -24,8 +24,8 @@ from vitlab.io import (
     find_corrupt_files,
     lock_file,
     read_sums,
-    replacing_file,
     sha256,
+    write_bytes,
     write_sums,
 )
 from vitlab.train.distributed import SINGLE, World
@@ -247,9 +247,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically."""
-    content = _to_json(data)
-    with replacing_file(path) as file:
-        file.write(content)
+    write_bytes(path, _to_json(data))
 
 
 def _to_json(data: Mapping[str, Any]) -> bytes:
