@@ -1,22 +1,27 @@
-"""All that only a GPU can show, in one call of less than eight minutes.
+"""What only a GPU can show: correct results there, and the speed of training and inference.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
 1. Logits of ViT-B/16 on the GPU beside those on the CPU: float32, bfloat16 under autocast, both compiled.
 2. `vitlab pretrain tiny-digits`, killed after a checkpoint and resumed, beside an uninterrupted run: the same bytes?
-3. Images/s and MFU of training and inference at 224 pixels, eager and compiled, beside timm in the same rounds
-   (`vitlab bench`). What there is no time for is listed as `not_measured`.
+3. Images/s and MFU at 224 pixels, compiled and eager, beside timm and the dense products alone in the same rounds.
 
-The file is written after each part. `--device cpu --models ViT-Ti/16 --batch 2` tries the script without a GPU.
+A process for each model prepares a case (builds, compares with timm, compiles) while the others prepare theirs; then
+they measure one after the other. The file is written after each row. `--device cpu --models ViT-Ti/16 --batch 2` tries
+the script without a GPU.
 """
 
 import dataclasses
+import gc
 import hashlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +31,15 @@ import tyro
 from run_record import describe_run
 from torch import Tensor
 
-from vitlab.cost.bench import bench, table
-from vitlab.cost.options import BenchOptions
-from vitlab.cost.peers import Mode, example_images, example_model
+from vitlab.cost import measure
+from vitlab.cost.peers import OURS, Mode, Work, build, example_images, example_model
 from vitlab.models import get_config
+from vitlab.train.throughput import peak_flops
 
 BATCHES = {"ViT-B/16": 256, "ViT-L/16": 128, "ViT-H/14": 64}
-CASES: tuple[tuple[Mode, bool], ...] = (("train", True), ("train", False), ("infer", True), ("infer", False))
-"""Mode, and whether it is compiled: the most important first."""
+CASES: tuple[tuple[Mode, bool], ...] = (("train", True), ("infer", True), ("train", False), ("infer", False))
+"""Mode, and whether it is compiled."""
+CEILING = "products"
 STARTED = time.monotonic()
 DIGITS = ("pretrain", "tiny-digits", "--steps", "200", "--checkpoint-every", "20")
 
@@ -41,13 +47,15 @@ DIGITS = ("pretrain", "tiny-digits", "--steps", "200", "--checkpoint-every", "20
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     models: tuple[str, ...] = tuple(BATCHES)
+    without_timm: tuple[str, ...] = ()
+    """Models of these that are measured alone."""
     batch: int | None = None
     """Default: 256 for B/16, 128 for L/16, 64 for H/14."""
-    minutes: float = 7.5
-    """No measurement is begun after this time."""
     seconds: float = 1.0
     """Length of a round of one contender."""
     rounds: int = 5
+    correct: bool = True
+    """Compare logits and the resumed run, too."""
     device: str = "cuda"
     out: Path = Path("gpu.json")
 
@@ -91,16 +99,63 @@ def compare_resumed(device: str) -> dict[str, Any]:
     return {"equal": digests[0] == digests[1], "sha256": digests}
 
 
-def measure_speed(given: Arguments, model: str, mode: Mode, compiled: bool) -> dict[str, Any]:
-    """The row of `vitlab bench` for one model, and its cells of the printed table."""
-    options = BenchOptions(
-        mode=mode, sizes=(224,), batch=given.batch or BATCHES[model], against=("timm",), dtype="bfloat16",
-        compile=compiled, seconds=given.seconds, rounds=given.rounds, largest=False, device=given.device,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        record = bench([model], options, Path(folder))
-    (row,) = record["rows"]
-    return row | {"compiled": compiled, "table": next(iter(table(record)), None)}
+def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
+    """Prepares each case when told to, and measures it when told to; sends the row."""
+    torch.set_num_threads(4)  # the processes share the cores
+    device, on_gpu = torch.device(given.device), given.device != "cpu"
+    config = get_config(model, image_size=224)
+    names = (OURS,) if model in given.without_timm else (OURS, "timm")
+    for mode, compiled in CASES:
+        pipe.recv()
+        batch = given.batch or BATCHES[model]
+        work = Work(config, mode, batch, "bfloat16", compiled, given.device)
+        products = measure.count_products(config, batch, mode == "train", attention=not on_gpu)
+        first, peaks = {}, {}
+        steps: dict[str, measure.Step] = {CEILING: measure.products_step(products, torch.bfloat16, device)}
+        for name in names:
+            before = torch.cuda.memory_allocated() if on_gpu else 0
+            torch.cuda.reset_peak_memory_stats() if on_gpu else None
+            steps[name] = build(name, work)
+            start = time.perf_counter()
+            for _ in range(2):
+                steps[name]()
+            torch.cuda.synchronize() if on_gpu else None
+            first[name] = time.perf_counter() - start
+            peaks[name] = torch.cuda.max_memory_allocated() - before if on_gpu else None
+        pipe.send("prepared")
+        pipe.recv()
+        rates = measure.time_interleaved(steps, given.seconds, given.rounds)
+        speeds = {name: measure.spread([batch * rate for rate in rounds]) for name, rounds in rates.items()}
+        flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
+        rate, peak = flops * speeds[OURS]["median"], peak_flops(torch.cuda.get_device_name()) if on_gpu else None
+        pipe.send(
+            {
+                "batch": batch,
+                "images_per_s": speeds,
+                "ratio": {name: measure.ratio(rates[OURS], rates[name]) for name in rates if name != OURS},
+                "tflops": rate / 1e12,
+                "mfu": rate / peak if peak else None,
+                "products_tflops": measure.product_flops(products) * statistics.median(rates[CEILING]) / 1e12,
+                "seconds_of_first_two_steps": first,
+                "peak_bytes": peaks,
+            }
+        )
+        steps.clear()
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache() if on_gpu else None
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A row in one line."""
+    speed, mfu = row["images_per_s"][OURS], f"{row['mfu']:.1%}" if row["mfu"] else "-"
+    ratios = ", ".join(f"x {name} {ratio['median']:.2f}" for name, ratio in row["ratio"].items())
+    low, high = speed["quartiles"]
+    first = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in row["seconds_of_first_two_steps"].items())
+    return (
+        f"{speed['median']:.0f} images/s ({low:.0f}-{high:.0f}), MFU {mfu}, {ratios}; products "
+        f"{row['products_tflops']:.0f} TFLOP/s; first steps {first}"
+    )
 
 
 def main() -> None:
@@ -113,18 +168,23 @@ def main() -> None:
         given.out.write_text(json.dumps(record, indent=1) + "\n")
         print(f"{time.monotonic() - STARTED:4.0f} s  {name}: {shown or result}", flush=True)
 
-    add("logits", compare_logits(given.models[0], given.device))
-    add("resumed", compare_resumed(given.device))
-    late = []
+    if given.correct:
+        add("logits", compare_logits(given.models[0], given.device))
+        add("resumed", compare_resumed(given.device))
+    spawn, pipes = get_context("spawn"), {}
+    for model in given.models:
+        pipes[model], theirs = spawn.Pipe()
+        spawn.Process(target=measure_model, args=(given, model, theirs), daemon=True).start()
+        theirs.close()
     for mode, compiled in CASES:
-        for model in given.models:
-            name = f"{model}, {mode}, {'compiled' if compiled else 'eager'}"
-            if time.monotonic() - STARTED > 60 * given.minutes:
-                late.append(name)
-                continue
-            row = measure_speed(given, model, mode, compiled)
-            add(name, row, row.get("skipped") or row["table"])
-    add("not_measured", late)
+        for pipe in pipes.values():
+            pipe.send("prepare")
+        for pipe in pipes.values():
+            pipe.recv()  # all wait for the slowest
+        for model, pipe in pipes.items():
+            pipe.send("measure")
+            row = pipe.recv()
+            add(f"{model}, {mode}, {'compiled' if compiled else 'eager'}", row, describe(row))
 
 
 if __name__ == "__main__":

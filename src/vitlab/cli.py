@@ -112,7 +112,7 @@ def _exit_code(error: RuntimeError, command: Any) -> int:
         _print_error(f"out of device memory.{_smaller_flags(command)} ({error})")
         return 1
     if NO_COMPILER.search(str(error)):
-        _print_error("torch.compile needs a C++ compiler (g++); install one, or leave --compile out.")
+        _print_error("torch.compile needs a C++ compiler (g++); install one, or give --compile False.")
         return 2
     raise error
 

@@ -45,8 +45,9 @@ class DataConfig:
     eval_interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"] | None = None
     """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
     bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
-    workers: NonNegativeInt = 0
-    """Processes that read images; 0 reads in the training process."""
+    workers: NonNegativeInt | None = None
+    """Processes that read images; 0 reads in the training process. None: one for each core beside a GPU, at most 16,
+    and 0 on a CPU."""
     fast_decode: bool = False
     """Images in files, for training: resize each crop with antialiasing, to whole gray levels, from JPEGs decoded no
     larger than it needs. Off, crops are looked up in the whole image without antialiasing, as in Google's code."""

@@ -161,14 +161,16 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
             if contender == OURS:
                 raise
             unable[contender] = str(error)
-    products = measure.count_products(config, work.batch, mode == "train")
+    # Fused attention on a GPU writes no attention matrix: its products would take longer than all of the model.
+    products = measure.count_products(config, work.batch, mode == "train", attention=device.type == "cpu")
     steps[CEILING] = measure.products_step(products, getattr(torch, work.dtype), device)
     rates = measure.time_interleaved(steps, options.seconds, options.rounds)
     speeds = {name: measure.spread([work.batch * rate for rate in per_round]) for name, per_round in rates.items()}
     flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
-    tflops = {name: speed["median"] * flops / 1e12 for name, speed in speeds.items()}
+    tflops = speeds[OURS]["median"] * flops / 1e12
     limit = peak_flops(device_name(device)) if work.dtype == "bfloat16" else None
-    ceiling = {"images_per_s": speeds[CEILING], "tflops": tflops[CEILING]}
+    product_tflops = measure.product_flops(products) * speeds[CEILING]["median"] / work.batch / 1e12
+    ceiling = {"images_per_s": speeds[CEILING], "tflops": product_tflops}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": measure.commit(),
@@ -177,8 +179,8 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
         "unable": unable,
         "contenders": {name: {"images_per_s": speeds[name], "peak_bytes": peaks[name]} for name in peaks},
         "ratio": {name: measure.ratio(rates[OURS], rates[name]) for name in peaks if name != OURS},
-        "tflops": tflops[OURS],
-        "mfu": tflops[OURS] * 1e12 / limit if limit else None,
+        "tflops": tflops,
+        "mfu": tflops * 1e12 / limit if limit else None,
         "ceiling": ceiling | {"share": measure.ratio(rates[OURS], rates[CEILING])},
     }
 

@@ -4,7 +4,6 @@ import importlib
 import os
 import platform
 import shutil
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 
 import vitlab
 from vitlab.cost.measure import timer
+from vitlab.data.loader import available_cores
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend
+from vitlab.train.compile_cache import cpp_compiler
 from vitlab.train.microbatch import GIB
-from vitlab.train.precision import available_cores
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""
@@ -52,7 +52,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "matmul_tflops": {t: {name: _matmul(t, dtype) for name, dtype in dtypes.items()} for t in types},
         "disk": {"path": str(folder.resolve()), "free_gib": _free_gib(folder), "writable": os.access(folder, os.W_OK)},
         "shared_memory_gib": _free_gib(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
-        "compiler": shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")),
+        "compiler": cpp_compiler(),
     }
     return {**report, "problems": find_problems(report)}
 
@@ -80,7 +80,9 @@ def find_problems(report: dict[str, Any]) -> list[str]:
             "more (--shm-size=8g), or use 0 workers."
         )
     if report["compiler"] is None:
-        problems.append("a C++ compiler is missing, which --compile requires: install g++, or name another one in CXX.")
+        problems.append(
+            "a C++ compiler is missing, which torch.compile requires: install g++, or name another one in CXX."
+        )
     return problems
 
 

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 import vitlab
+from vitlab.data.loader import available_cores
 from vitlab.models import ModelConfig
 from vitlab.models.vit import build_model
-from vitlab.train.precision import available_cores
 
 Step = Callable[[], object]
 
@@ -85,8 +85,8 @@ class _ProductRecorder(TorchDispatchMode):
         return out
 
 
-def count_products(config: ModelConfig, batch: int, training: bool) -> Counter[Product]:
-    """How often each product is computed for one batch.
+def count_products(config: ModelConfig, batch: int, training: bool, attention: bool = True) -> Counter[Product]:
+    """How often each product is computed for one batch, with or without those of attention matrices.
 
     Training adds the two of the gradients: [m, n] @ [n, k] for the inputs, [k, m] @ [m, n] for the weights.
     """
@@ -95,12 +95,18 @@ def count_products(config: ModelConfig, batch: int, training: bool) -> Counter[P
         model, images = build_model(config).eval(), torch.empty(batch, 3, *config.image_hw)
         with recorder:
             model(images)
-    products = recorder.products.copy()
+    forward = Counter({product: n for product, n in recorder.products.items() if attention or product.batch == 1})
+    products = forward.copy()
     if training:
-        for (size, m, k, n), times in recorder.products.items():
+        for (size, m, k, n), times in forward.items():
             products[Product(size, m, n, k)] += times
             products[Product(size, k, m, n)] += times
     return products
+
+
+def product_flops(products: Counter[Product]) -> int:
+    """FLOPs of all products."""
+    return sum(2 * times * math.prod(product) for product, times in products.items())
 
 
 def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.device) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -30,6 +31,20 @@ from vitlab.rng import Stream, example_uniforms, philox
 logger = logging.getLogger(__name__)
 
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
+MAX_WORKERS = 16
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_workers(requested: int | None, device: torch.device) -> int:
+    """Worker processes of each rank: as `requested`, else its share of the cores beside a GPU, at most MAX_WORKERS, and
+    none on a CPU, which computes with its cores."""
+    if requested is not None or device.type == "cpu":
+        return requested or 0
+    return max(1, min(available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_WORKERS))
 
 
 @dataclasses.dataclass
@@ -65,7 +80,7 @@ def train_batches(
     first_example: int = 0,
     rank: int = 0,
     world_size: int = 1,
-    workers: int = 0,
+    workers: int | None = None,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
     num_uniforms: int = 0,
@@ -74,7 +89,8 @@ def train_batches(
 
     first_example: where to start, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images
     are counted in `Batch.skipped` and logged once; UserError if none of a rank's batch is left.
-    workers: DataLoader workers; a set in memory uses none. num_uniforms: the length of an image's `Batch.uniforms`.
+    workers: DataLoader workers (default: `num_workers`); a set in memory uses none. num_uniforms: the length of an
+    image's `Batch.uniforms`.
     """
     local = batch_size // world_size
     if transform.fast_decode and dataset.pixels is not None:
@@ -102,7 +118,7 @@ def eval_batches(
     batch_size: int,
     epoch: int = 0,
     indices: np.ndarray | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
     num_uniforms: int = 0,
@@ -204,8 +220,8 @@ class _BatchLoader:
             raise UserError(f"{self.dataset.name} has no images in its split {self.dataset.split!r}")
         self.copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def load(self, batches: Iterator[BatchIndices], size: int, workers: int, on_error: str) -> Iterator[Batch]:
-        dataset, pixels = self.dataset, None
+    def load(self, batches: Iterator[BatchIndices], size: int, requested: int | None, on_error: str) -> Iterator[Batch]:
+        dataset, pixels, workers = self.dataset, None, num_workers(requested, self.device)
         if isinstance(dataset.entries, Entries):
             batches = dataset.entries.read_ahead(batches)
         if dataset.pixels is not None:

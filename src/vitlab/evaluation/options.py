@@ -30,8 +30,9 @@ class LoaderOptions(Checked):
 
     batch_size: PositiveInt = 64
     """Images at once, in each process."""
-    workers: NonNegativeInt = 0
-    """Processes that read images; 0 reads in the main process."""
+    workers: NonNegativeInt | None = None
+    """Processes that read images; 0 reads in the main process. None: one for each core beside a GPU, at most 16, and 0
+    on a CPU."""
     on_error: Literal["raise", "skip"] = "raise"
     """At an unreadable image: stop, or skip and count it."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
+from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.accuracy import format_evaluation
@@ -26,7 +27,7 @@ from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_s
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.precision import available_cores, choose_device
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
 
@@ -176,7 +177,7 @@ def _plan(
 ) -> FinetuneJob:
     """The job with what of its settings is `automatic` for the `budget`, if there is one and no plan in `workdir`, and
     with the measured micro-batch. Logs what the job will take, unless it is finished."""
-    world, splits = job.execution.world, job.splits
+    world, device, splits = job.execution.world, job.execution.device, job.splits
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
@@ -185,7 +186,7 @@ def _plan(
         if (size := config.model.image_size) not in costs:
             step = dataclasses.replace(job, config=config).measure_step()
             decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
-            workers = config.data.workers if job.execution.device.type != "cpu" else 0
+            workers = 0 if device.type == "cpu" else num_workers(config.data.workers, device)
             costs[size] = JobCost(step, decode, world.world_size, workers, cores)
         return costs[size]
 

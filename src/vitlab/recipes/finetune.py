@@ -90,7 +90,7 @@ def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:
     """Crop, flip and test images are those of Google's code: squashed bilinearly without antialiasing
     (vision_transformer's `input_pipeline.py`)."""
     learning_rates, held_out, steps, warmup_steps = TABLE4[name]
-    settings = {"train_split": "trainval", "eval_split": "test", "crop": "inception", "workers": 2} | data
+    settings: dict[str, Any] = {"train_split": "trainval", "eval_split": "test", "crop": "inception"} | data
     optim = OptimConfig(name="sgd", lr=0.01, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0)
     return FinetuneConfig(
         model=ViTConfig(image_size=image_size),

@@ -118,7 +118,7 @@ def _model(name: str, num_classes: int, dropout: float, head_bias: float = -10.0
 
 
 def _data(name: str) -> DataConfig:
-    return DataConfig(name=name, crop="inception", min_area=0.05, flip=True, eval_resize=256, workers=8)
+    return DataConfig(name=name, crop="inception", min_area=0.05, flip=True, eval_resize=256)
 
 
 def _check_row(model: str, rows: Collection[str], data: str) -> None:

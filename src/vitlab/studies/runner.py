@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.data.loader import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
 from vitlab.io import find_corrupt_files, lock_file
@@ -30,7 +31,7 @@ from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
-from vitlab.train.precision import available_cores, choose_device
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
 
 POLL_SECONDS = 0.5

@@ -10,6 +10,7 @@ import fcntl
 import functools
 import os
 import shutil
+import sys
 import tempfile
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -55,6 +56,11 @@ class CompileCache:
 def compile_cache() -> CompileCache:
     """The cache of this process, created by the first call."""
     return CompileCache()
+
+
+def cpp_compiler() -> str | None:
+    """The path of the compiler that torch.compile uses, or None."""
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
 def _remove_unused(root: Path) -> None:

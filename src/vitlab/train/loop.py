@@ -6,6 +6,7 @@ step. Dropout masks and mixup partners therefore depend on the world size, dropo
 """
 
 import contextlib
+import dataclasses
 import math
 import signal
 import threading
@@ -27,7 +28,7 @@ from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, 
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import create_objective
 from vitlab.train.optim import learning_rate
-from vitlab.train.parallel import full_tensor
+from vitlab.train.parallel import full_tensor, resolve_compile
 from vitlab.train.precision import device_name
 from vitlab.train.step import train_step
 from vitlab.train.throughput import Throughput, TrainProgress, peak_flops
@@ -90,6 +91,8 @@ def train(
         raise UserError(f"the model has {outputs} classes and {config.data.name} has {classes}; set model.num_classes.")
     steps = config.total_steps(len(dataset))
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
+    flops = 6.0 * config.model.training_macs * steps * config.batch_size
+    config = dataclasses.replace(config, compile=resolve_compile(config.compile, device, flops))
     state = create_state(config, model.to(device), device, world)
     with (
         TrainProgress(description, steps, config.batch_size, quiet=not world.is_rank_0) as progress,
@@ -182,7 +185,8 @@ class _Run:
             self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
-        say(f"{state.weights.precision} on {self.device}{processes}")
+        compiled = ", compiled" if self.config.compile else ""
+        say(f"{state.weights.precision} on {self.device}{processes}{compiled}")
 
     def load_batches(self, first_step: int) -> Iterator[Batch]:
         """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""

@@ -1,9 +1,8 @@
 """A model in training on all ranks: DDP or FSDP2, activation checkpointing, torch.compile."""
 
 import contextlib
-import typing
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +10,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.models.blocks import model_blocks, set_grad_checkpointing
 from vitlab.models.encoder import Branch
+from vitlab.train.compile_cache import CompileCache, compile_cache, cpp_compiler
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
-if typing.TYPE_CHECKING:
-    from vitlab.train.compile_cache import CompileCache
+COMPILE_FLOPS = 3e16
+"""Of a run from which `compile="auto"` compiles on a GPU: two minutes or more without. Compiled, a step takes three
+quarters of the time; compiling takes half a minute (docs/reproduce.md)."""
+
+
+def resolve_compile(requested: bool | Literal["auto"], device: torch.device, flops: float) -> bool:
+    """Whether a run of this many FLOPs is compiled: with `auto` where it gains and torch finds a compiler."""
+    if requested != "auto":
+        return requested
+    return device.type == "cuda" and flops >= COMPILE_FLOPS and cpp_compiler() is not None
 
 
 class Parallel:
@@ -51,8 +59,6 @@ class Parallel:
             torch.cuda.set_device(device)  # where NCCL looks for this rank's device
         dynamic = None if uneven else False
         if compiled:
-            from vitlab.train.compile_cache import compile_cache
-
             self._cache = compile_cache()
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)

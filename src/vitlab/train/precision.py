@@ -11,7 +11,6 @@ import ctypes
 import functools
 import hashlib
 import json
-import os
 import platform
 import time
 from typing import Literal
@@ -90,11 +89,6 @@ def choose_device(name: str) -> torch.device:
             f"device {name!r} is unknown or missing; give auto, cpu, cuda or cuda:1. torch sees {gpus} GPUs."
         )
     return device
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_name(device: torch.device) -> str:
