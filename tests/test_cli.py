@@ -43,7 +43,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (
             RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"),
             2,
-            "vitlab: torch.compile needs a C++ compiler (g++); install one, or leave --compile out.",
+            "vitlab: torch.compile needs a C++ compiler (g++); install one, or give --compile False.",
         ),
         (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
@@ -92,7 +92,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr(command_type("list"), "run", fail)
     code, out, err = call(capsys, "list", "models")
     assert (code, out) == (2, "")
-    assert "install one, or leave --compile out" in err
+    assert "install one, or give --compile False" in err
     builder.cpp_compiler_search.cache_clear()
 
 

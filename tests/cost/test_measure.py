@@ -16,6 +16,7 @@ from vitlab.cost.measure import (
     commit,
     count_products,
     environment,
+    product_flops,
     products_step,
     ratio,
     spread,
@@ -82,6 +83,15 @@ def test_shapes_of_a_vit() -> None:
             Product(1, 3, width, 5): 1,
         }
     )
+
+
+def test_products_without_attention() -> None:
+    """The dense layers' alone, with their gradients in training; FLOPs are two per multiply-accumulate."""
+    for training, factor in ((False, 1), (True, 3)):
+        whole, dense = (count_products(SMALL, 3, training, attention=attention) for attention in (True, False))
+        attention = 2 * 2 * (3 * 2) * 17 * 17 * 16  # two layers, two products each
+        assert product_flops(whole) - product_flops(dense) == factor * 2 * attention
+        assert all(product.batch == 1 for product in dense)
 
 
 def test_a_step_computes_every_product(monkeypatch: pytest.MonkeyPatch) -> None:

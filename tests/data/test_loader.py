@@ -20,8 +20,8 @@ from PIL import Image
 from vitlab.data import loader
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.loader import Batch, epoch_order, eval_batches, train_batches
-from vitlab.data.transforms import EvalTransform, TrainTransform
+from vitlab.data.loader import Batch, epoch_order, eval_batches, num_workers, train_batches
+from vitlab.data.transforms import EvalTransform, TrainTransform, to_range
 from vitlab.rng import Stream, example_uniforms
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
@@ -156,6 +156,29 @@ def test_the_size_of_chunks_changes_nothing(on_disk: Dataset, layers: int, monke
         same_streams(iter(whole), train_batches(on_disk, transform, **SKIP, batch_size=9, num_uniforms=4), 3)
         evaluated = join(list(eval_batches(on_disk, EVAL, batch_size=9, on_error="skip")))
         assert evaluated.indices.tolist() == [0, 1, 2, 3, 5, 6, 8, 9, 10]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_crops_of_files_are_whole_gray_levels(on_disk: Dataset, workers: int) -> None:
+    """The nearest ones; images in memory keep the fractions."""
+    batch = next(train_batches(on_disk, TRAIN, **SKIP, batch_size=9, workers=workers))
+    images = [on_disk.entries[i].open() for i in batch.indices.tolist()]
+    exact = TRAIN.augment(images, 0, 0, batch.indices.numpy())
+    assert (exact % 1).abs().max() > 0.1
+    np.testing.assert_array_equal(batch.images, to_range(exact.round()))
+    batch = next(train_batches(in_memory(9), TRAIN, batch_size=9, seed=0))
+    gray = batch.images * 127.5 + 127.5
+    assert (gray - gray.round()).abs().max() > 0.1
+
+
+def test_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's share of the cores beside a GPU, none on a CPU."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(loader, "available_cores", lambda: 24)
+    assert [num_workers(None, cpu), num_workers(3, cpu), num_workers(0, gpu), num_workers(None, gpu)] == [0, 3, 0, 16]
+    for ranks, workers in ((4, 6), (32, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert num_workers(None, gpu) == workers
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -32,7 +32,7 @@ from vitlab.train import checkpoint, loop
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
 from vitlab.train.loop import NonFiniteError, StoppedError, train
 from vitlab.train.objectives import create_training_model
-from vitlab.train.parallel import Parallel, full_tensor, local_shard, model_blocks
+from vitlab.train.parallel import Parallel, full_tensor, local_shard, model_blocks, resolve_compile
 from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
@@ -167,6 +167,19 @@ with init_distributed() as world:
         rows.append([recompute, rate, counters["stats"]["unique_graphs"], dict(counters["frames"])])
 print(json.dumps(rows))
 """
+
+
+def test_long_runs_on_a_gpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch finds a compiler; a flag decides otherwise."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setenv("CXX", sys.executable)
+    assert [resolve_compile("auto", device, flops) for device in (gpu, cpu) for flops in (1e16, 1e17)] == [
+        False, True, False, False,
+    ]  # fmt: skip
+    assert resolve_compile(True, cpu, 1.0)
+    assert not resolve_compile(False, gpu, 1e17)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not resolve_compile("auto", gpu, 1e17)
 
 
 @pytest.mark.slow  # compiles

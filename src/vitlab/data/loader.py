@@ -143,7 +143,7 @@ class _ChunkIndices(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The images of a chunk that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
+    """The images of a chunk that could be read: for evaluation in [-1, 1]; for training in [0, 255], of files as uint8."""
 
     key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
@@ -202,7 +202,9 @@ class _ChunkDataset:
             return torch.empty(0, 3, *pair(self.transform.image_size))
         if isinstance(self.transform, EvalTransform):
             return self.transform.apply(images)
-        return self.transform.augment(images, self.seed, epochs, indices)
+        crops = self.transform.augment(images, self.seed, epochs, indices)
+        # Whole gray levels are a quarter of the bytes from a worker to the device, which else limit a GPU's speed.
+        return crops if self.pixels is not None else crops.round_().to(torch.uint8)
 
 
 @dataclasses.dataclass
