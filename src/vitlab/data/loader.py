@@ -143,7 +143,7 @@ class _ChunkIndices(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The images of a chunk that could be read: for evaluation in [-1, 1]; for training in [0, 255], of files as uint8."""
+    """The images of a chunk that could be read: for evaluation in [-1, 1]; for training in [0, 255], uint8 of files."""
 
     key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
