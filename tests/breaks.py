@@ -132,7 +132,7 @@ train/optim.py: Class token and position embeddings decay.
 + parameter.ndim >= 2
 pytest train/test_optim.py -k kernels
 
-train/loop.py: Of several processes the gradient is divided by their number twice.
+train/step.py: Of several processes the gradient is divided by their number twice.
 - scale = count * world.world_size / num_images
 + scale = count / num_images
 pytest train/test_parallel.py -k two_processes_equal_one
@@ -167,10 +167,10 @@ recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 + "ViT-L/16": (14.0, 6e-4),
 pytest recipes/test_pretrain.py
 
-pipelines/finetune.py: BiT's rule takes half the steps for exactly 500,000 images.
+pipelines/automatic.py: BiT's rule takes half the steps for exactly 500,000 images.
 - 10_000 if examples < 500_000 else 20_000
 + 10_000 if examples <= 500_000 else 20_000
-pytest pipelines/test_finetune.py -k hyperrule
+pytest pipelines/test_automatic.py -k hyperrule
 
 evaluation/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)
@@ -203,8 +203,8 @@ studies/spec.py: A study claims to show a difference whose interval holds zero.
 pytest studies/test_spec.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds = exa * 1e18 / (flops * count)
-+ seconds = exa * 1e18 / flops
+- seconds := exa * 1e18 / (flops * count)
++ seconds := exa * 1e18 / flops
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.

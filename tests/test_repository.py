@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breaks import BREAKS, applies
 
 import vitlab
 from vitlab.errors import UserError
@@ -161,6 +162,11 @@ def test_there_is_one_training_loop() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
     assert loops == ["train/step.py"]
+
+
+def test_every_deliberate_break_has_its_place() -> None:
+    """The text that `breaks.py` replaces stands in the source."""
+    assert [row.what for row in BREAKS if not applies(row)] == []
 
 
 @pytest.mark.parametrize("path", named(SOURCES))
