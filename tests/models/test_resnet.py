@@ -1,5 +1,7 @@
 """Parts of the ResNet; its outputs are compared with Google's, timm's and Hugging Face's in tests/weights."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -96,3 +98,41 @@ def test_a_halving_1x1_is_a_convolution_with_that_stride(side: int) -> None:
     ours, theirs = ((out, *torch.autograd.grad(out.square().sum(), (maps, convolution.weight))) for out in outputs)
     for got, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+# Compares a model with itself as torch.compile traces it, run node by node. In a process of its own: the checks of
+# types during tests would break the trace.
+COMPILED = """
+import sys, torch, torch.nn.functional as F
+from vitlab.models import ResNetBody, ResNetConfig
+from vitlab.models.resnet import ResNet
+
+body = ResNetBody((1, 2), width=32, version=sys.argv[1])
+model = ResNet(ResNetConfig(image_size=32, body=body, num_classes=5), generator=torch.Generator().manual_seed(0))
+torch.manual_seed(0)
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.3)
+images, inputs, functions = torch.randn(3, 3, 32, 32), [], set()
+
+class Recorder(torch.fx.Interpreter):
+    def call_function(self, target, args, kwargs):
+        functions.add(target)
+        inputs.extend([args[0]] if target is torch.conv2d else [])
+        return super().call_function(target, args, kwargs)
+
+results = []
+for forward in (model, torch.compile(model, fullgraph=True, backend=lambda graph, _: Recorder(graph).run)):
+    logits = forward(images)
+    results.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
+for expected, compiled in zip(*results):
+    torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+assert len(inputs) == 12 and all(maps.stride(1) == 1 for maps in inputs), [maps.stride() for maps in inputs]
+assert not functions & {F.group_norm, torch.group_norm}, functions
+"""
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_compiled_for_a_cpu_maps_are_channels_last(version: str) -> None:
+    """With the logits and gradients of the model that is not compiled, and without torch's GroupNorm."""
+    subprocess.run([sys.executable, "-c", COMPILED, version], check=True)
