@@ -143,7 +143,7 @@ class _ChunkIndices(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The images of a chunk that could be read: for evaluation in [-1, 1]; for training in [0, 255], uint8 of files."""
+    """The images of a chunk that could be read, with values in [0, 255]."""
 
     key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
@@ -201,7 +201,7 @@ class _ChunkDataset:
         if not len(indices):
             return torch.empty(0, 3, *pair(self.transform.image_size))
         if isinstance(self.transform, EvalTransform):
-            return self.transform.apply(images)
+            return self.transform.resize(images)
         crops = self.transform.augment(images, self.seed, epochs, indices)
         # Whole gray levels are a quarter of the bytes from a worker to the device, which else limit a GPU's speed.
         return crops if self.pixels is not None else crops.round_().to(torch.uint8)
@@ -259,7 +259,7 @@ class _BatchLoader:
             u = example_uniforms(self.seed, epochs, indices, self.num_uniforms, Stream.EXAMPLE_DRAWS)
             uniforms = to_device(u, self.device)
         labels, numbers = (to_device(array, self.device) for array in (dataset.labels[indices], indices))
-        return Batch(to_range(images) if training else images, labels, numbers, skipped, targets, uniforms)
+        return Batch(to_range(images), labels, numbers, skipped, targets, uniforms)
 
     def _to_device(self, chunks: list[Tensor]) -> Tensor:
         """The concatenated chunks on the device; copies to a GPU overlap with its work."""

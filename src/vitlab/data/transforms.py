@@ -229,11 +229,15 @@ class EvalTransform:
 
     def apply(self, images: Images) -> Float[Tensor, "B 3 S T"]:
         """Values in [-1, 1]. Images are in memory as one uint8 tensor, or decoded one by one."""
-        if isinstance(images, Tensor):
-            return to_range(self._resize(images))
-        return to_range(torch.cat([self._resize(torch.from_numpy(p)[None]) for p in images]))
+        return to_range(self.resize(images))
 
-    def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"]:
+    def resize(self, images: Images) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
+        """Values in [0, 255], as uint8 where the resize gives whole numbers."""
+        if isinstance(images, Tensor):
+            return self._resize(images)
+        return torch.cat([self._resize(torch.from_numpy(p)[None]) for p in images])
+
+    def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
         how, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
         crop = pair(how.crop_size or self.image_size)
         if how.resize is None:
@@ -251,22 +255,22 @@ class EvalTransform:
             return _resize_pillow(images, full, (y, x, h, w), how.interpolation)
         planes = _planar(images)
         if how.resize is not None and how.keep_aspect:
-            return resize_area(planes, full, (y, x, h, w)).floor()  # big_vision truncates to whole numbers
+            return resize_area(planes, full, (y, x, h, w)).to(torch.uint8)  # big_vision truncates to whole numbers
         # TF2's `tf.image.resize`: half-pixel centers
         resized = F.interpolate(planes, full, mode="bilinear", align_corners=False, antialias=False)
-        return resized if how.resize is None else resized[:, :, y : y + h, x : x + w].floor()
+        return resized if how.resize is None else resized[:, :, y : y + h, x : x + w].to(torch.uint8)
 
 
 def _resize_pillow(
     images: UInt8[Tensor, "B H W 3"], size: tuple[int, int], window: tuple[int, int, int, int], interpolation: str
-) -> Float[Tensor, "B 3 S T"]:
+) -> UInt8[Tensor, "B 3 S T"]:
     """Pillow's resize to `size`, and of that the window (y, x, height, width).
 
     Of a long strip only the window is computed, which may differ by a gray level or two: Pillow's boxes are float32.
     """
     y, x, h, w = window
     if images.shape[1:3] == size:
-        return _planar(images[:, y : y + h, x : x + w])
+        return images[:, y : y + h, x : x + w].permute(0, 3, 1, 2).contiguous()
     box = None
     if size[0] * size[1] > STRIP * h * w:
         down, across = images.shape[1] / size[0], images.shape[2] / size[1]
@@ -276,7 +280,7 @@ def _resize_pillow(
     for center, image in zip(resized, images.cpu().numpy(), strict=True):
         large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
         center[:] = np.asarray(large)[y : y + h, x : x + w]
-    return _planar(torch.from_numpy(resized).to(images.device))
+    return torch.from_numpy(resized).to(images.device).permute(0, 3, 1, 2).contiguous()
 
 
 def resize_area(
