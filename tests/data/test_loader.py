@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,18 @@ def test_workers_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks, workers in ((4, 6), (32, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         assert num_workers(None, gpu) == workers
+
+
+def test_no_workers_by_default_with_little_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container with Docker's 64 MB; the number that is asked for stays."""
+    monkeypatch.setattr(loader, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(loader.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**26))
+    gpu = torch.device("cuda")
+    assert [num_workers(None, gpu), num_workers(2, gpu), num_workers(None, torch.device("cpu"))] == [0, 2, 0]
+    assert "--shm-size" in "\n".join(caplog.messages)
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -12,7 +12,7 @@ import torch
 
 import vitlab
 from vitlab.cost.measure import timer
-from vitlab.data.loader import available_cores
+from vitlab.data.loader import SHARED_MEMORY, available_cores
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend
 from vitlab.train.compile_cache import cpp_compiler
@@ -21,7 +21,6 @@ from vitlab.train.microbatch import GIB
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""
 MATRIX_SIDES = {"cpu": 1024, "cuda": 8192}
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def diagnose(path: str | Path = ".") -> dict[str, Any]:

@@ -11,9 +11,11 @@ import dataclasses
 import itertools
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 MAX_WORKERS = 16
+SHARED_MEMORY, MIN_SHARED_MEMORY = Path("/dev/shm"), 2**30
+"""Workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB."""
 
 
 def available_cores() -> int:
@@ -41,9 +45,16 @@ def available_cores() -> int:
 
 def num_workers(requested: int | None, device: torch.device) -> int:
     """Worker processes of each rank: as `requested`, else its share of the cores beside a GPU, at most MAX_WORKERS, and
-    none on a CPU, which computes with its cores."""
+    none on a CPU, which computes with its cores. None, too, with a warning, where they cannot pass images."""
     if requested is not None or device.type == "cpu":
         return requested or 0
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < MIN_SHARED_MEMORY:
+        logger.warning(
+            "%s has less than 1 GiB free: images are read in the main process, which is slow; give the container more "
+            "(--shm-size=8g).",
+            SHARED_MEMORY,
+        )
+        return 0
     return max(1, min(available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_WORKERS))
 
 
