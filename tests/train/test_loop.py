@@ -192,6 +192,26 @@ def test_speed_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 6 * 12 / speed["images_per_s"] < 500
 
 
+def test_compiling_is_not_part_of_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of the time left."""
+    passed = [0.0]
+    for name in ("perf_counter", "monotonic"):
+        clock = getattr(time, name)
+        monkeypatch.setattr(time, name, lambda clock=clock: clock() + passed[0])
+
+    def slow_first_call(model: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def forward(*args: Any) -> Any:
+            passed[0] = 1000.0
+            return model(*args)
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", slow_first_call)
+    run(dataclasses.replace(PLAIN, log_every=6, compile=True), tmp_path)
+    (speed,) = (json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines())
+    assert 5 * 12 / speed["images_per_s"] < 500
+
+
 def test_a_record_is_the_mean_since_the_last(tmp_path: Path) -> None:
     run(PLAIN, tmp_path / "every")
     run(dataclasses.replace(PLAIN, log_every=4), tmp_path / "four")

@@ -114,7 +114,7 @@ def train_transform(config: TrainConfig) -> TrainTransform:
 def _train_steps(run: "_Run", microbatch: int) -> None:
     """The remaining steps, with their records, evaluations and checkpoints."""
     config, state, world = run.config, run.state, run.world
-    batches = run.load_batches(first_step=state.step)
+    batches, compiling = run.load_batches(first_step=state.step), config.compile
     if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
     while state.step < run.total_steps:
@@ -128,9 +128,12 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
             run.save_and_stop()
         state.skipped += skipped
         run.throughput.images += num_images
-        run.progress.tick(state.step)
         last = state.step == run.total_steps
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
+        if compiling and not logging:  # the first step took much longer than the others
+            run.start_clock()
+        compiling = False
+        run.progress.tick(state.step)
         evaluating = run.evaluation_is_due()
         if logging or saving or evaluating or run.device.type == "cpu":  # on a GPU this waits for the device
             run.check_finite()
@@ -185,8 +188,13 @@ class _Run:
             self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
-        compiled = ", compiled" if self.config.compile else ""
-        say(f"{state.weights.precision} on {self.device}{processes}{compiled}")
+        compiling = "; compiling, which takes half a minute or more ..." if self.config.compile else ""
+        say(f"{state.weights.precision} on {self.device}{processes}{compiling}")
+
+    def start_clock(self) -> None:
+        """Measures speed from here on."""
+        self.throughput.record(0)
+        self.progress.last_record = self.state.step, time.monotonic()
 
     def load_batches(self, first_step: int) -> Iterator[Batch]:
         """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""
