@@ -46,8 +46,7 @@ class DataConfig:
     """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
     bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
     workers: NonNegativeInt | None = None
-    """Processes that read images; 0 reads in the training process. None: one for each core beside a GPU, at most 16,
-    and 0 on a CPU."""
+    """Processes that read images, 0: the training one. None: one for each core, at most 16, beside a GPU, else 0."""
     fast_decode: bool = False
     """Images in files, for training: resize each crop with antialiasing, to whole gray levels, from JPEGs decoded no
     larger than it needs. Off, crops are looked up in the whole image without antialiasing, as in Google's code."""
