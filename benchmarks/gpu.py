@@ -113,15 +113,17 @@ def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
         first, peaks = {}, {}
         steps: dict[str, measure.Step] = {CEILING: measure.products_step(products, torch.bfloat16, device)}
         for name in names:
-            before = torch.cuda.memory_allocated() if on_gpu else 0
-            torch.cuda.reset_peak_memory_stats() if on_gpu else None
+            before = torch.cuda.memory_allocated()  # 0 without a GPU
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
             steps[name] = build(name, work)
             start = time.perf_counter()
             for _ in range(2):
                 steps[name]()
-            torch.cuda.synchronize() if on_gpu else None
+            if on_gpu:
+                torch.cuda.synchronize()
             first[name] = time.perf_counter() - start
-            peaks[name] = torch.cuda.max_memory_allocated() - before if on_gpu else None
+            peaks[name] = torch.cuda.max_memory_allocated() - before
         pipe.send("prepared")
         pipe.recv()
         rates = measure.time_interleaved(steps, given.seconds, given.rounds)
@@ -143,7 +145,7 @@ def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
         steps.clear()
         torch.compiler.reset()
         gc.collect()
-        torch.cuda.empty_cache() if on_gpu else None
+        torch.cuda.empty_cache()
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -146,7 +146,7 @@ def _sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 
             for positions, side in zip((ys, xs), images.shape[1:3], strict=True)
         )
         grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
-        return F.grid_sample(_planar(images), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        return F.grid_sample(_planar(images).float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     crops = torch.empty(len(images), 3, ys.shape[1], xs.shape[1])
     for crop, image, y, x in zip(crops, images, ys, xs, strict=True):
         # Only what the positions touch is decoded and converted: a crop of a photograph is a small part of it.
@@ -253,7 +253,7 @@ class EvalTransform:
         y, x = (round(pixels / 2) if how.crop_offset == "round" else pixels // 2 for pixels in rest)
         if not how.is_google:
             return _resize_pillow(images, full, (y, x, h, w), how.interpolation)
-        planes = _planar(images)
+        planes = _planar(images).float()
         if how.resize is not None and how.keep_aspect:
             return resize_area(planes, full, (y, x, h, w)).to(torch.uint8)  # big_vision truncates to whole numbers
         # TF2's `tf.image.resize`: half-pixel centers
@@ -270,7 +270,7 @@ def _resize_pillow(
     """
     y, x, h, w = window
     if images.shape[1:3] == size:
-        return images[:, y : y + h, x : x + w].permute(0, 3, 1, 2).contiguous()
+        return _planar(images[:, y : y + h, x : x + w])
     box = None
     if size[0] * size[1] > STRIP * h * w:
         down, across = images.shape[1] / size[0], images.shape[2] / size[1]
@@ -280,7 +280,7 @@ def _resize_pillow(
     for center, image in zip(resized, images.cpu().numpy(), strict=True):
         large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
         center[:] = np.asarray(large)[y : y + h, x : x + w]
-    return torch.from_numpy(resized).to(images.device).permute(0, 3, 1, 2).contiguous()
+    return _planar(torch.from_numpy(resized).to(images.device))
 
 
 def resize_area(
@@ -325,8 +325,8 @@ def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
-def _planar(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    return images.permute(0, 3, 1, 2).contiguous().float()
+def _planar(images: UInt8[Tensor, "B H W 3"]) -> UInt8[Tensor, "B 3 H W"]:
+    return images.permute(0, 3, 1, 2).contiguous()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

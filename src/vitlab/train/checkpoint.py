@@ -116,7 +116,7 @@ def create_state(config: TrainConfig, model: nn.Module, device: torch.device, wo
         precision=precision,
         fsdp=config.fsdp,
         recompute=config.activation_checkpointing,
-        compiled=config.compile is True,
+        compiled=config.compile is True,  # `train` has replaced "auto"
         uneven=config.data.on_error == "skip",
     )
     weights = MasterWeights(model, precision, sharded=parallel.sharded)
