@@ -22,6 +22,7 @@ def test_the_feature_map_after_the_stages(
     [
         ({"width": 40}, "width of 40 channels cannot be normalized in 32 groups; give a multiple of 32"),
         ({"width": 0}, "width of 0 channels"),
+        ({"width": 36, "num_groups": 8}, "36 channels cannot be normalized in 8 groups; give a multiple of 8"),
         ({"layers": (3, 0, 6)}, r"layers are \(3, 0, 6\); .* 1 unit or more"),
         ({"layers": (1,) * 17}, "16 stages"),
         ({"weight_eps": -1.0}, "weight_eps is -1"),

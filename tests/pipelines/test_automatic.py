@@ -9,9 +9,10 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import bit_hyperrule, default_image_size, load_automatic_settings
+from vitlab.pipelines.automatic import REFIT_EPOCHS, bit_hyperrule, default_image_size, load_automatic_settings
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom, staged
+from vitlab.recipes.given import settle
 from vitlab.settings import to_dict
 
 S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
@@ -41,6 +42,17 @@ def test_all_steps_are_tried_from_a_least_squares_head() -> None:
     chosen = bit_hyperrule(halved, 1000)
     assert (chosen.steps, chosen.sweep_steps) == (500, 250)
     assert bit_hyperrule(custom(), 1000).sweep_steps == 100
+
+
+def test_a_short_job_does_not_train_again() -> None:
+    """Without a refit below REFIT_EPOCHS, unless several runs are asked for."""
+    config = dataclasses.replace(staged(), batch_size=32, automatic=("refit",))
+    enough = math.ceil(REFIT_EPOCHS * 10_000 / 32)
+    for steps, refit in ((enough - 1, False), (enough, True)):
+        assert bit_hyperrule(dataclasses.replace(config, steps=steps), 10_000).refit == refit
+    several = settle(dataclasses.replace(staged(), runs=3), {"runs"})
+    assert bit_hyperrule(dataclasses.replace(several, model=S14), 10_000, "cpu").refit
+    assert not bit_hyperrule(dataclasses.replace(staged(), model=S14), 10_000, "cpu").refit
 
 
 def test_bit_hyperrule_changes_nothing_else() -> None:

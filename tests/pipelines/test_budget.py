@@ -9,6 +9,7 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
+from vitlab.pipelines.automatic import REFIT_EPOCHS
 from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED_FRACTION, best_size, fit_budget, with_steps
 from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
@@ -31,7 +32,7 @@ def measure(config: FinetuneConfig, slower: float = 1.0) -> JobCost:
 
 
 def test_a_larger_budget_never_gives_a_smaller_job() -> None:
-    """First the head at larger and larger sizes, then fine-tuning, then more steps of it; always within the time."""
+    """First the head at larger and larger sizes, then one run, then a second one on all images; within the time."""
     jobs = [fit_budget(CONFIG, IMAGES, measure, seconds) for seconds in BUDGETS]
     for seconds, job in zip(BUDGETS, jobs, strict=True):
         total = sum(measure(job).seconds(job, IMAGES))
@@ -40,9 +41,11 @@ def test_a_larger_budget_never_gives_a_smaller_job() -> None:
             assert total > 0.95 * PLANNED_FRACTION * seconds
             assert job.steps is not None
             assert job.steps * 32 >= MIN_EPOCHS * IMAGES.train
-    stages = [job.runs + len(job.tried_rates) for job in jobs]  # the trial run comes last
+    stages = [job.runs + (job.runs and job.refit) for job in jobs]
     assert stages == sorted(stages)
     assert {*stages} == {0, 1, 2}
+    epochs = [32 * job.total_steps(1000) / IMAGES.train for job in jobs if job.runs and job.refit]
+    assert min(epochs) >= REFIT_EPOCHS
     assert jobs[0].runs == 0
     assert jobs[0].model.image_hw[0] < 224
     assert jobs[-1].model.image_hw == (224, 224)

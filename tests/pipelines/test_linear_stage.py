@@ -209,6 +209,35 @@ def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: Fine
 
 
 @pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its average of weights; killed at any place, the same."""
+    config, out = dataclasses.replace(staged, refit=False), tmp_path / "out"
+    done = tune(workdir, config, out)
+    lr, alpha = done.result["learning_rate"], done.result["alpha"]
+    best = next(s for s in done.result["sweep"] if s["learning_rate"] == lr and s["steps"] == 8)
+    assert (done.result["chosen"], alpha) == ("run-0", best["alpha"])
+    trained = load_model(out / f"sweep/steps-8/lr-{lr}" / "model").state_dict()
+    for folder in (out, out / "run-0"):
+        assert all(torch.equal(weights, trained[name]) for name, weights in load_model(folder).state_dict().items())
+    assert done.result["test"]["accuracy"] == evaluate_checkpoint(out).accuracy
+    logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/steps-8/lr-{lr}")]
+    assert logs[0] == logs[1] != ""
+    monkeypatch.setattr(pretrain, "train", lambda *_, **__: pytest.fail("trains again"))
+    for killed in ("result.json", "run-0/result.json"):
+        (out / killed).unlink()
+        assert tune(workdir, config, out).result == done.result
+    assert (out / "run-0/metrics.jsonl").read_text() == logs[1]
+
+
+def test_without_a_refit_there_is_one_run_of_a_sweep(staged: FinetuneConfig) -> None:
+    for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None, "halvings": None}):
+        with pytest.raises(ValueError, match="refit=False takes the best run of the sweep"):
+            dataclasses.replace(staged, refit=False, **changes)
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_one_of_several_halvings_is_chosen(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     done = tune(workdir, staged, tmp_path / "out")
     marked = [line for line in done.summary().splitlines() if "<- chosen" in line]
@@ -335,7 +364,7 @@ def test_augmentation_that_harms_the_head_is_left_out(
         assert flips == [True] if untested else [False, True] + [not mirroring_harms] * (views - 2)
         assert len(kept) == views - mirroring_harms
     assert job.run_config(0.5).data == used
-    assert job.sweep_config(0.5, "held_out").data == dataclasses.replace(used, eval_split="held_out")
+    assert job.sweep_config(0.5).data == dataclasses.replace(used, eval_split="held_out")
     assert job.linear.fit_head().accuracy > 0.7
 
 

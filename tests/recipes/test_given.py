@@ -26,7 +26,7 @@ def test_steps_and_epochs() -> None:
 def test_a_given_setting_is_not_automatic() -> None:
     assert set(staged().automatic) <= AUTOMATIC.keys()
     given = {"epochs", "data.eval_resize", "optim.lr", "seed"}
-    left = set(staged().automatic) - {"steps", "preprocessing", "learning_rates"}
+    left = set(staged().automatic) - {"steps", "preprocessing", "learning_rates", "refit"}
     assert set(settle(staged(), given).automatic) == left
     several = replace(staged(), learning_rates=(3e-5, 5e-5))
     assert settle(several, {"learning_rates"}).optim.lr == 3e-5

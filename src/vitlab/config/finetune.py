@@ -1,13 +1,16 @@
 """A fine-tuning job: a learning rate sweep, then one run or several."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le, Lt
 
 from vitlab.config.train import TrainConfig
 from vitlab.errors import UserError
 from vitlab.settings import NonNegativeInt, PositiveFloat, PositiveInt
+
+NO_SWEEP: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None, "refit": True}
+"""The settings of a job without a sweep."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class FinetuneConfig(TrainConfig):
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
     """Updates per learning rate of the sweep; None takes the run's own number, as the paper does."""
+    refit: bool = True
+    """Whether the final run trains again, on all of train; if not, it is the best run of the sweep, which has not seen
+    the held-out images."""
     runs: NonNegativeInt = 1
     """Final runs, with the seeds `seed`, `seed` + 1, ...; 0 ends with the least-squares head."""
     from_scratch: bool = False
@@ -44,7 +50,7 @@ class FinetuneConfig(TrainConfig):
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[
         Literal["steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps"]
-        | Literal["image_size", "preprocessing", "loss", "runs", "head_views", "part"],
+        | Literal["image_size", "preprocessing", "loss", "refit", "runs", "head_views", "part"],
         ...,
     ] = ()
     """Settings left to the number of training images (BiT's rule), to the checkpoint and to the device."""
@@ -71,6 +77,11 @@ class FinetuneConfig(TrainConfig):
             )
         if not self.runs and not self.head:
             raise UserError("runs=0 tests the least-squares head alone; give head='least_squares' too.")
+        if not self.refit and (self.runs != 1 or not self.tried_rates):
+            raise UserError(
+                "refit=False takes the best run of the sweep as the only final run; it requires runs=1 and "
+                "learning_rates that are tried."
+            )
         whole = self.sweep_steps is None and "sweep_steps" not in self.automatic
         if self.halvings and (whole or 2**self.halvings > len(self.learning_rates)):
             raise UserError(

@@ -20,8 +20,6 @@ from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit, side_padding
 
-GROUPS = 32
-
 
 class StdConv(nn.Module):
     """A convolution whose weights have mean 0 and variance 1 over each output channel's inputs, without a bias."""
@@ -45,10 +43,10 @@ def channels_last_is_faster(maps: Tensor) -> bool:
 
 
 class GroupNorm(nn.GroupNorm):
-    """GroupNorm in 32 groups; compiled for a CPU, of channels-last maps, with which convolutions are faster."""
+    """GroupNorm; compiled for a CPU, of channels-last maps, with which convolutions are faster."""
 
     def __init__(self, channels: int, body: ResNetBody) -> None:
-        super().__init__(GROUPS, channels, eps=body.group_norm_eps)
+        super().__init__(body.num_groups, channels, eps=body.group_norm_eps)
 
     def forward(self, input: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:  # noqa: A002  (torch's name)
         if not channels_last_is_faster(input):
@@ -56,8 +54,8 @@ class GroupNorm(nn.GroupNorm):
         # torch's kernel takes ten times as long on channels-last maps, and so does one compiled from a mean over a
         # group's axis of 4 or 8 channels. Sums over positions, then over groups by a product, are vectorized.
         x = input.permute(0, 2, 3, 1).flatten(1, 2).float()
-        size = self.num_channels // GROUPS
-        member = torch.eye(GROUPS).repeat_interleave(size, dim=0)  # [C, 32]
+        size = self.num_channels // self.num_groups
+        member = torch.eye(self.num_groups).repeat_interleave(size, dim=0)  # [C, groups]
         mean, square = (sums.sum(1) @ member @ member.T / (size * x.shape[1]) for sums in (x, x * x))
         scale = (square - mean * mean).clamp_min(0).add(self.eps).rsqrt() * self.weight.float()
         x = x * scale[:, None] + (self.bias.float() - mean * scale)[:, None]

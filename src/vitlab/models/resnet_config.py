@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Gt
 
 from vitlab.errors import UserError
-from vitlab.settings import check_fields
+from vitlab.settings import PositiveInt, check_fields
 
 AXIAL_HEADS = 8
 """Heads of the attentions that replace a 3x3 convolution in AxialResNet."""
@@ -33,13 +33,16 @@ class ResNetBody:
     weight_eps_on: Literal["std", "variance"] = "std"
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
+    num_groups: PositiveInt = 32
+    """Groups of every GroupNorm. BiT's 32 are for 64 channels and more: of 32 channels each would be normalized alone,
+    and the means over positions, by which classes differ, would be lost."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width < 1 or self.width % 32:
+        if self.width < 1 or self.width % self.num_groups:
             raise UserError(
-                f"a ResNet's width of {self.width} channels cannot be normalized in 32 groups; give a multiple of 32 "
-                f"(64 is R50x1's)."
+                f"a ResNet's width of {self.width} channels cannot be normalized in {self.num_groups} groups; give a "
+                f"multiple of {self.num_groups} (64 is R50x1's), or other num_groups."
             )
         if any(units < 1 for units in self.layers) or len(self.layers) > 16 or sum(self.layers) > 1000:
             raise UserError(

@@ -14,9 +14,11 @@ from vitlab.settings import from_dict
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
+REFIT_EPOCHS = 8.0
+"""Passes over the training images from which the final run trains again, on those too that were held out."""
 DIRECT = {
     *("steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"),
-    *("runs", "loss", "head_views"),
+    *("refit", "runs", "loss", "head_views"),
 }
 """Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
@@ -51,6 +53,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         changes["sweep_steps"] = max(total // 2**config.halvings, 1)
     elif "sweep_steps" in automatic and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
+    if "refit" in automatic and config.tried_rates:
+        changes["refit"] = total * batch_size >= REFIT_EPOCHS * examples
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1
     if "head_views" in automatic and not small:  # views help small sets
@@ -89,7 +93,7 @@ def load_automatic_settings(
     if "image_size" in automatic and (budget or config.head):  # which scales that of the test images
         automatic |= {"preprocessing"}
     if "runs" in automatic and not saved.runs:  # the head alone
-        automatic |= {"learning_rates", "sweep_steps", "halvings"}
+        automatic |= {"learning_rates", "sweep_steps", "halvings", "refit"}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
     if "warmup_steps" in automatic:
         direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)

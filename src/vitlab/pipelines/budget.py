@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from vitlab.config import FinetuneConfig
+from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.automatic import REFIT_EPOCHS
 from vitlab.pipelines.estimate import Images, JobCost
 
 PLANNED_FRACTION = 0.92
@@ -39,7 +41,7 @@ def fit_budget(
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
     seconds: int | float,
-    automatic: Collection[str] = ("image_size", "head_views", "learning_rates", "runs", "part"),
+    automatic: Collection[str] = ("image_size", "head_views", "refit", "runs", "part"),
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
@@ -49,9 +51,10 @@ def fit_budget(
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
     Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of
-    the largest that the least-squares head alone could have; if need be without the sweep (no `learning_rates`);
-    otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a part of the training
-    images. Measuring begins with a small size, and takes of the time too. Raises UserError where nothing fits.
+    the largest that the least-squares head alone could have; below REFIT_EPOCHS without the final run on all training
+    images (`refit` is False); otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a
+    part of the training images. Measuring begins with a small size, and takes of the time too. Raises UserError where
+    nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -67,13 +70,15 @@ def fit_budget(
         return PLANNED_FRACTION * (seconds - elapsed())
 
     def largest_that_fits(
-        change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate, min_side: float = 0.0
+        change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate,
+        min_side: float = 0.0,
+        epochs: float = MIN_EPOCHS,
     ) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size, with the changed settings."""
         large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
             time = available()
-            plans = (_fit_steps(candidate, images, estimate(candidate), time, all_views) for candidate in large)
+            plans = (_fit_steps(c, images, estimate(c), time, all_views, epochs) for c in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None or (side := _side(planned)) in measured:
                 return planned
@@ -85,9 +90,9 @@ def fit_budget(
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
         linear = largest_that_fits(_head_only)
     min_side = MIN_FRACTION * _side(linear) if linear else 0.0
-    tuned = largest_that_fits(min_side=min_side)
-    if tuned is None and "learning_rates" in automatic:
-        tuned = largest_that_fits(_without_sweep, min_side)
+    tuned = largest_that_fits(min_side=min_side, epochs=REFIT_EPOCHS if "refit" in automatic else MIN_EPOCHS)
+    if tuned is None and "refit" in automatic:
+        tuned = largest_that_fits(lambda candidate: replace(candidate, refit=False), min_side)
     # The head again, for what has been measured since took time.
     if planned := tuned or (linear and largest_that_fits(_head_only)):
         return planned
@@ -150,14 +155,9 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
     return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
-def _without_sweep(config: FinetuneConfig) -> FinetuneConfig:
-    """The job without a sweep."""
-    return replace(config, learning_rates=(), sweep_steps=None, halvings=None)
-
-
 def _head_only(config: FinetuneConfig) -> FinetuneConfig:
     """The job that is the least-squares head."""
-    return replace(_without_sweep(config), runs=0)
+    return replace(config, runs=0, **NO_SWEEP)
 
 
 def _subset(config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float) -> FinetuneConfig:
@@ -186,6 +186,7 @@ def _fit_steps(
     cost: JobCost,
     available: float,
     all_views: Sequence[int | None],
+    min_epochs: float,
 ) -> FinetuneConfig | None:
     """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
     for views in all_views:
@@ -198,7 +199,7 @@ def _fit_steps(
     if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
-    if fitting < _steps(config, images, MIN_EPOCHS):
+    if fitting < _steps(config, images, min_epochs):
         return None
     return with_steps(config, min(fitting, _steps(config, images, MAX_EPOCHS)))
 

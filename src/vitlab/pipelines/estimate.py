@@ -71,7 +71,7 @@ class JobCost:
             trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
             sweep += rates * (trained * train + score)
             rates = (rates + 1) // 2
-        one_run = steps * config.batch_size * train + images.test * evaluate
+        one_run = config.refit * steps * config.batch_size * train + images.test * evaluate
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
         report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
         return Seconds(reading, linear, sweep, config.runs * one_run if config.runs else 0.0, report)
@@ -115,7 +115,9 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         f"{config.batch_size} images"
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.sweep)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
-        f"test: {duration(seconds.runs)}",
+        f"test: {duration(seconds.runs)}"
+        if config.refit
+        else f"none: the best run of the sweep ({epochs:.1f} epochs) is tested: {duration(seconds.runs)}",
         "report": f"one page: {duration(seconds.report)}",
         "total": f"about {duration(total)}",
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
+from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
@@ -168,7 +169,7 @@ def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collectio
     elif not all(map(len, hold_out_indices(splits.train, config.held_out, config.seed))):
         count, fraction = len(splits.train), config.held_out
         log(f"{count} images are too few to hold {fraction:.0%} of a class out: only the head is fitted")
-        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+        return dataclasses.replace(config, runs=0, **NO_SWEEP)
     return config
 
 

@@ -31,7 +31,7 @@ from vitlab.pipelines.pretrain import (
     evaluate_split,
     evaluation_options,
     run_settings,
-    write_files,
+    write_run,
 )
 from vitlab.rng import Stream
 from vitlab.train.loop import train_transform
@@ -172,14 +172,11 @@ class LinearStage(JobInputs):
             model = self.classifier().to(self.execution.device)
             test = evaluate_split(config, model, self.splits.test, world)
             self.log(f"least-squares head: test accuracy {test.accuracy:.2%} ({len(test.labels):,} images)")
-            if folder.writes:
-                write_files(config, folder.path, self.splits.test, model, test, self.init_id)
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
             record["fitted_images"] = images
             data, views = self.augmented
             record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}
-            folder.write_result({"test": test.record(), "least_squares": record, **self.splits.record})
-            return folder.read_result()
+            return write_run(config, folder, self.splits, model, test, self.init_id, least_squares=record)
 
     def score_held_out(self) -> dict[str, Any]:
         """Accuracy and loss on the held-out part of the sweep, by the head that is fitted without it."""

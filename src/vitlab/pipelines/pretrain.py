@@ -205,11 +205,8 @@ def run(
         test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
-        if folder.writes:
-            write_files(config, folder.path, splits.test, model, test, init_id)
         folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
-        folder.write_result({"test": test.record(), **splits.record})
-        return Outcome(config, folder.read_result())  # a barrier: all files are written
+        return Outcome(config, write_run(config, folder, splits, model, test, init_id))
 
 
 def train_and_evaluate(
@@ -246,6 +243,22 @@ def train_and_evaluate(
         microbatch=execution.microbatch,
     )
     return finish(model), evaluations[0]
+
+
+def write_run(
+    config: TrainConfig,
+    folder: Workdir,
+    splits: Splits,
+    model: Any,
+    test: Any,
+    init_id: str | None,
+    **record: Any,
+) -> dict[str, Any]:
+    """Ends a run whose model is tested: writes its files, and the result with `record`, which is returned."""
+    if folder.writes:
+        write_files(config, folder.path, splits.test, model, test, init_id)
+    folder.write_result({"test": test.record(), **record, **splits.record})
+    return folder.read_result()  # a barrier: all files are written
 
 
 def write_files(

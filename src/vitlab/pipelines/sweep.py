@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,11 +29,12 @@ from vitlab.pipelines.pretrain import (
     run,
     run_settings,
     train_and_evaluate,
+    write_run,
 )
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
-from vitlab.train.workdir import METRICS, Workdir
+from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
 
 Log = Callable[[str], None]
@@ -113,11 +114,11 @@ class FinetuneJob(JobInputs):
     def score_learning_rate(self, lr: float, path: Path, steps: int | None = None) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split, after `steps`; the accuracy is None if it diverged.
 
-        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which.
+        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which. Without
+        `refit`, its model is saved.
         """
         splits, execution = self.sweep_splits, self.execution
-        split = splits.val.split
-        config = self.sweep_config(lr, split, steps)
+        config, split = self.sweep_config(lr, steps), splits.val.split
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
@@ -135,11 +136,31 @@ class FinetuneJob(JobInputs):
         rates: Sequence[float] = config.tried_rates
         for halving in range((config.halvings or 0) + 1):
             steps = config.sweep_steps and config.sweep_steps * 2**halving
-            folder = workdir / (f"sweep/steps-{steps}" if config.halvings else "sweep")
-            rung = [self.score_learning_rate(lr, folder / f"lr-{lr}", steps) for lr in rates]
+            rung = [self.score_learning_rate(lr, self.sweep_folder(workdir, lr, steps), steps) for lr in rates]
             scores += [score | {"steps": steps} for score in rung] if config.halvings else rung
             rates = [score["learning_rate"] for score in sorted(rung, key=_rank, reverse=True)[: (len(rates) + 1) // 2]]
         return scores
+
+    def sweep_folder(self, workdir: Path, lr: float, steps: int | None) -> Path:
+        """The folder of a learning rate."""
+        return workdir / "sweep" / (f"steps-{steps}" if self.config.halvings else "") / f"lr-{lr}"
+
+    def test_trained(self, workdir: Path, score: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of the sweep's run with this score as the final run, tested."""
+        lr, steps = score["learning_rate"], score.get("steps", self.config.sweep_steps)
+        source, config = self.sweep_folder(workdir, lr, steps), self.sweep_config(lr, steps)
+        splits = dataclasses.replace(self.sweep_splits, test=self.splits.test, unreadable=self.splits.unreadable)
+        settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
+        execution = self.execution
+        with Workdir(workdir / "run-0", settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
+            if folder.finished:
+                return folder.read_result()
+            folder.truncate_logs(-1)
+            for record in read_log(source / METRICS):
+                folder.log(METRICS, record.pop("step"), record)
+            model = load_model(source / "model").to(execution.device)
+            test = evaluate_split(config, model, splits.test, execution.world)
+            return write_run(config, folder, splits, model, test, self.init_id)
 
     def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
         """The record of a run of the sweep on the held-out split; None if it diverged."""
@@ -160,14 +181,16 @@ class FinetuneJob(JobInputs):
                 average = average_weights(head, model, alpha).to(dtype)
                 evaluations[alpha] = evaluate_split(config, average, splits.val, execution.world)
             record["alpha"] = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
-            evaluation = evaluations[record["alpha"]]
+            evaluation, model = evaluations[record["alpha"]], average_weights(head, model, record["alpha"])
         # The last update may diverge.
         if not math.isfinite(evaluation.metrics()["loss"]):
             return None
+        if folder.writes and not self.config.refit:
+            save_model(cast(Model, model), folder.path / "model")
         record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
         return evaluation.record() | record
 
-    def sweep_config(self, lr: float, split: str, short: int | None = None) -> TrainConfig:
+    def sweep_config(self, lr: float, short: int | None = None) -> TrainConfig:
         """A run of the sweep: in a `short` one, warm-up, cool-down and average span the same fraction of the steps."""
         config = self.run_config(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
@@ -175,7 +198,7 @@ class FinetuneJob(JobInputs):
             warmup_steps, cooldown_steps = (n * short // steps for n in (optim.warmup_steps, optim.cooldown_steps))
             optim = dataclasses.replace(optim, warmup_steps=warmup_steps, cooldown_steps=cooldown_steps)
             steps, decay = short, decay and decay ** (steps / short)
-        data = dataclasses.replace(config.data, eval_split=split)
+        data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
     def sweep_and_runs(self, workdir: Path) -> dict[str, Any]:
@@ -208,8 +231,9 @@ class FinetuneJob(JobInputs):
         seeds = [config.seed + number for number in range(config.runs if helps else 0)]
         records = []
         for number, seed in enumerate(seeds):
-            single = self.run_config(best, seed)
-            records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}", alpha)["test"])
+            path, single = workdir / f"run-{number}", self.run_config(best, seed)
+            refit = functools.partial(self.train_and_test, single, path, f"run {number}", alpha)
+            records.append((refit() if config.refit else self.test_trained(workdir, tuned))["test"])
             metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
             folder.log(METRICS, len(scores) + len(records), metrics)
         chosen = "run-0" if records else "linear"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from vitlab.config import DataConfig, FinetuneConfig, TrainConfig
+from vitlab.config.finetune import NO_SWEEP
 from vitlab.errors import UserError
 from vitlab.recipes.finetune import OWN_IMAGES
 
@@ -18,6 +19,7 @@ AUTOMATIC = {
     "preprocessing": {"data.eval_resize", "data.eval_interpolation"},
     "image_size": {"image_size"},
     "learning_rates": {"learning_rates", "optim.lr"},
+    "refit": {"refit", "runs", "optim.lr"},
     "runs": {"runs"},
     "head_views": {"head_views"},
     "loss": {"loss"},
@@ -51,7 +53,7 @@ def without_replaced(config: Config, given: Collection[str]) -> Config:
     if "epochs" in given:
         config = replace(config, steps=None, epochs=1.0)
     if isinstance(config, FinetuneConfig) and "optim.lr" in given:
-        config = replace(config, learning_rates=(), sweep_steps=None, halvings=None)
+        config = replace(config, **NO_SWEEP)
     return config
 
 

@@ -49,7 +49,14 @@ class Point:
 
 
 # Settings that later versions added; at these values they are not part of a digest.
-ADDED = {"final_norm": "tokens", "in_chans": 3, "patch_dropout": 0.0, "layer_decay": 1.0}
+ADDED = {
+    "final_norm": "tokens",
+    "in_chans": 3,
+    "patch_dropout": 0.0,
+    "layer_decay": 1.0,
+    "num_groups": 32,
+    "refit": True,
+}
 
 
 def digest(point: Point, points: Mapping[str, Point]) -> str:
@@ -85,7 +92,7 @@ def updates(config: TrainConfig, examples: int) -> int:
         return steps
     doublings = range((config.halvings or 0) + 1 if config.runs else 0)
     sweep = sum(math.ceil(len(config.tried_rates) / 2**d) * 2**d for d in doublings)
-    return config.runs * steps + sweep * (config.sweep_steps or steps)
+    return config.refit * config.runs * steps + sweep * (config.sweep_steps or steps)
 
 
 # Statistics
