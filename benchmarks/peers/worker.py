@@ -26,6 +26,8 @@ from loops import fit_huggingface, fit_timm
 STARTED = time.time()
 HEAD_VIEWS = 4
 """Augmented views of an image for the least-squares head of vitlab, its default."""
+REFIT_EPOCHS = 8
+"""Epochs from which its final run trains again."""
 FACTORS = (0.3, 1.0, 3.0)
 """The learning rates that a sweep tries, over the default."""
 PACKAGES = {
@@ -43,7 +45,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
 
     By images: at the peers' size, and as many steps that all passes over training images count: those of the
     least-squares head (without augmented views where they would be too many), of the run that is compared with it, and
-    of the final one. Nothing is cached.
+    of the final one, if that trains again. Nothing is cached.
     """
     with tempfile.TemporaryDirectory() as out:
         if job.images is None:
@@ -51,9 +53,10 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         else:
             count = len(job.examples)
             views = HEAD_VIEWS if job.images > (1 + HEAD_VIEWS) * count else None
-            steps = (job.images - (1 + (views or 0)) * count) // (2 * 32)
+            left = job.images - (1 + (views or 0)) * count
+            refit = left // 2 >= REFIT_EPOCHS * count
             amount = ["--image-size", str(job.image_size), "--head-views", str(views), "--batch-size", "32"]
-            amount += ["--steps", str(steps)]
+            amount += ["--steps", str(left // 64 if refit else left // 32), "--refit" if refit else "--no-refit"]
         command = [
             sys.executable, "-m", "vitlab", "finetune", str(job.checkpoints / "huggingface"), "--dataset",
             f"folder:{folder}", "--seed", str(job.seed), "--json", "--workdir", f"{out}/run", *amount,
@@ -62,7 +65,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
         result = json.loads(Path(out, "run", "result.json").read_text())
         settings = json.loads(Path(out, "run", "config.json").read_text())
-    runs = len(result["sweep"]) + len(result["runs"])
+    runs = len(result["sweep"]) + settings["refit"] * len(result["runs"])
     steps = settings["steps"] if runs else 0
     images = runs * steps * settings["batch_size"] + settings["examples"] * (1 + (settings["head_views"] or 0))
     row = {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
