@@ -26,8 +26,8 @@ from loops import fit_huggingface, fit_timm
 STARTED = time.time()
 HEAD_VIEWS = 4
 """Augmented views of an image for the least-squares head of vitlab, its default."""
-REFIT_EPOCHS = 8
-"""Epochs from which its final run trains again."""
+REFIT_EPOCHS = 5
+"""Epochs from which the final run of vitlab trains again."""
 FACTORS = (0.3, 1.0, 3.0)
 """The learning rates that a sweep tries, over the default."""
 PACKAGES = {
@@ -56,7 +56,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
             left = job.images - (1 + (views or 0)) * count
             refit = left // 2 >= REFIT_EPOCHS * count
             amount = ["--image-size", str(job.image_size), "--head-views", str(views), "--batch-size", "32"]
-            amount += ["--steps", str(left // 64 if refit else left // 32), "--refit" if refit else "--no-refit"]
+            amount += ["--steps", str(left // 64 if refit else left // 32)]
         command = [
             sys.executable, "-m", "vitlab", "finetune", str(job.checkpoints / "huggingface"), "--dataset",
             f"folder:{folder}", "--seed", str(job.seed), "--json", "--workdir", f"{out}/run", *amount,

@@ -9,7 +9,13 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS, bit_hyperrule, default_image_size, load_automatic_settings
+from vitlab.pipelines.automatic import (
+    REFIT_EPOCHS,
+    SHORT_MIN_AREA,
+    bit_hyperrule,
+    default_image_size,
+    load_automatic_settings,
+)
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom, staged
 from vitlab.recipes.given import settle
@@ -49,10 +55,20 @@ def test_a_short_job_does_not_train_again() -> None:
     config = dataclasses.replace(staged(), batch_size=32, automatic=("refit",))
     enough = math.ceil(REFIT_EPOCHS * 10_000 / 32)
     for steps, refit in ((enough - 1, False), (enough, True)):
-        assert bit_hyperrule(dataclasses.replace(config, steps=steps), 10_000).refit == refit
+        chosen = bit_hyperrule(dataclasses.replace(config, steps=steps), 10_000)
+        assert (chosen.refit, chosen.data) == (refit, config.data)
+    for epochs, min_area in ((2.9, SHORT_MIN_AREA), (3.1, config.data.min_area)):
+        cropped = dataclasses.replace(config, steps=round(epochs * 10_000 / 32), automatic=("min_area",))
+        assert bit_hyperrule(cropped, 10_000).data.min_area == min_area
     several = settle(dataclasses.replace(staged(), runs=3), {"runs"})
     assert bit_hyperrule(dataclasses.replace(several, model=S14), 10_000, "cpu").refit
     assert not bit_hyperrule(dataclasses.replace(staged(), model=S14), 10_000, "cpu").refit
+
+
+@pytest.mark.parametrize(("examples", "fraction"), [(40, 0.2), (5_000, 0.2), (10_000, 0.1), (1_000_000, 0.001)])
+def test_no_more_images_are_held_out_than_tell(examples: int, fraction: float) -> None:
+    assert bit_hyperrule(staged(), examples).held_out == pytest.approx(fraction)
+    assert bit_hyperrule(settle(dataclasses.replace(staged(), held_out=0.3), {"held_out"}), examples).held_out == 0.3
 
 
 def test_bit_hyperrule_changes_nothing_else() -> None:

@@ -9,8 +9,16 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS
-from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED_FRACTION, best_size, fit_budget, with_steps
+from vitlab.pipelines.automatic import REFIT_EPOCHS, SHORT_MIN_AREA
+from vitlab.pipelines.budget import (
+    ENOUGH_STEPS,
+    MIN_EPOCHS,
+    MIN_STEPS,
+    PLANNED_FRACTION,
+    best_size,
+    fit_budget,
+    with_steps,
+)
 from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost
@@ -120,6 +128,17 @@ def test_a_part_of_too_many_images() -> None:
         fit_budget(CONFIG, many, measure, 60, ("image_size", "head_views", "runs"))
     with pytest.raises(ValueError, match=r"1,000,000 test images take"):
         fit_budget(CONFIG, Images(1000, 1_000_000), measure, 60)
+
+
+def test_many_images_are_fine_tuned_for_less_than_an_epoch() -> None:
+    """By ENOUGH_STEPS of one run, with the crops of a short training."""
+    many, automatic = Images(20_000, 500), ("image_size", "head_views", "refit", "runs", "part", "min_area")
+    jobs = [fit_budget(CONFIG, many, measure, seconds, automatic) for seconds in range(1000, 20_000, 1000)]
+    first = next(job for job in jobs if job.runs)
+    assert ENOUGH_STEPS <= first.total_steps(many.train) < MIN_EPOCHS * many.train / 32
+    assert (first.refit, first.data.min_area) == (False, SHORT_MIN_AREA)
+    longest = fit_budget(CONFIG, many, measure, 10**6, automatic)
+    assert (longest.refit, longest.data.min_area) == (True, CONFIG.data.min_area)
 
 
 @pytest.mark.parametrize("head", ["least_squares", None])

@@ -50,7 +50,7 @@ class FinetuneConfig(TrainConfig):
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[
         Literal["steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps"]
-        | Literal["image_size", "preprocessing", "loss", "refit", "runs", "head_views", "part"],
+        | Literal["image_size", "preprocessing", "loss", "held_out", "refit", "runs", "head_views", "part", "min_area"],
         ...,
     ] = ()
     """Settings left to the number of training images (BiT's rule), to the checkpoint and to the device."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from vitlab.settings import from_dict
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
-REFIT_EPOCHS = 8.0
+REFIT_EPOCHS = 5.0
 """Passes over the training images from which the final run trains again, on those too that were held out."""
+SHORT_EPOCHS, SHORT_MIN_AREA = 3.0, 0.7
+"""Passes below which crops are larger, and their `min_area`: a short training is better augmented less."""
+MAX_HELD_OUT = 1000
+"""Training images that a sweep holds out at most, except one of each class."""
 DIRECT = {
     *("steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"),
-    *("refit", "runs", "loss", "head_views"),
+    *("held_out", "refit", "runs", "loss", "head_views"),
 }
 """Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
@@ -31,7 +36,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
     from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
-    least-squares head for all of them, the first ones of `halvings` for fewer. On a CPU, where this would be more than
+    least-squares head for all of them, the first ones of `halvings` for fewer; at most MAX_HELD_OUT images are held out
+    then, and below REFIT_EPOCHS the final run is that of the sweep. On a CPU, where this would be more than
     MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
@@ -53,13 +59,22 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         changes["sweep_steps"] = max(total // 2**config.halvings, 1)
     elif "sweep_steps" in automatic and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
+    if "held_out" in automatic:
+        changes["held_out"] = min(config.held_out, MAX_HELD_OUT / examples)
     if "refit" in automatic and config.tried_rates:
         changes["refit"] = total * batch_size >= REFIT_EPOCHS * examples
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1
     if "head_views" in automatic and not small:  # views help small sets
         changes["head_views"] = None
-    return dataclasses.replace(config, **changes, automatic=())
+    return with_crops(dataclasses.replace(config, **changes, automatic=()), examples, automatic)
+
+
+def with_crops(config: FinetuneConfig, examples: int, automatic: Collection[str]) -> FinetuneConfig:
+    """`config` with larger crops, if these are automatic, in a training below SHORT_EPOCHS."""
+    if "min_area" not in automatic or config.total_steps(examples) * config.batch_size >= SHORT_EPOCHS * examples:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, min_area=SHORT_MIN_AREA))
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
@@ -101,7 +116,7 @@ def load_automatic_settings(
         source = saved.data if "preprocessing" in config.automatic else config.data
         sizes = {"eval_resize": saved.data.eval_resize, "eval_interpolation": source.eval_interpolation}
         direct["data"] = dataclasses.replace(config.data, **sizes)
-    if "part" in automatic:
-        direct["data"] = dataclasses.replace(direct.get("data", config.data), part=saved.data.part)
+    kept = {name: getattr(saved.data, name) for name in ("part", "min_area") if name in automatic}
+    direct["data"] = dataclasses.replace(direct.get("data", config.data), **kept)
     size = saved.model.image_size if "image_size" in automatic else None
     return dataclasses.replace(config, **direct, automatic=()), size

@@ -10,7 +10,7 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS
+from vitlab.pipelines.automatic import REFIT_EPOCHS, with_crops
 from vitlab.pipelines.estimate import Images, JobCost
 
 PLANNED_FRACTION = 0.92
@@ -22,6 +22,8 @@ MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_STEPS = 30
 """Steps below which fine-tuning is left out: AdamW's first ones make the least-squares head worse."""
+ENOUGH_STEPS = 200
+"""Steps from which it is not, however few epochs they are, if they are those of one run."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
 MAX_HEAD_FRACTION = 0.5
@@ -50,11 +52,11 @@ def fit_budget(
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
-    Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of
-    the largest that the least-squares head alone could have; below REFIT_EPOCHS without the final run on all training
-    images (`refit` is False); otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a
-    part of the training images. Measuring begins with a small size, and takes of the time too. Raises UserError where
-    nothing fits.
+    Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, or take ENOUGH_STEPS, at a size of at
+    least MIN_FRACTION of the largest that the least-squares head alone could have; below REFIT_EPOCHS without the final
+    run on all training images (`refit` is False); otherwise the job is that head, at that size (`runs` is 0), or at the
+    smallest size for a part of the training images. Measuring begins with a small size, and takes of the time too.
+    Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -94,7 +96,9 @@ def fit_budget(
     if tuned is None and "refit" in automatic:
         tuned = largest_that_fits(lambda candidate: replace(candidate, refit=False), min_side)
     # The head again, for what has been measured since took time.
-    if planned := tuned or (linear and largest_that_fits(_head_only)):
+    if tuned:
+        return with_crops(tuned, images.train, automatic)
+    if linear and (planned := largest_that_fits(_head_only)):
         return planned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
     time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
@@ -199,7 +203,8 @@ def _fit_steps(
     if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
-    if fitting < _steps(config, images, min_epochs):
+    fewest = _steps(config, images, min_epochs)
+    if fitting < (fewest if config.refit else min(fewest, ENOUGH_STEPS)):
         return None
     return with_steps(config, min(fitting, _steps(config, images, MAX_EPOCHS)))
 

@@ -81,7 +81,7 @@ def staged() -> FinetuneConfig:
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
-    automatic = (*config.automatic, "learning_rates", "refit", "runs", "head_views", "part")
+    automatic = (*config.automatic, *("learning_rates", "held_out", "refit", "runs", "head_views"), "part", "min_area")
     head: dict[str, Any] = {"head": "least_squares", "head_views": 4, "held_out": 0.2}
     return replace(config, optim=optim, learning_rates=(optim.lr,), automatic=automatic, **head)
 

@@ -19,11 +19,13 @@ AUTOMATIC = {
     "preprocessing": {"data.eval_resize", "data.eval_interpolation"},
     "image_size": {"image_size"},
     "learning_rates": {"learning_rates", "optim.lr"},
+    "held_out": {"held_out"},
     "refit": {"refit", "runs", "optim.lr"},
     "runs": {"runs"},
     "head_views": {"head_views"},
     "loss": {"loss"},
     "part": {"data.part"},
+    "min_area": {"data.min_area"},
 }
 """What a recipe leaves to the data, the checkpoint and the device -> the settings that decide it."""
 CHOSEN_BY_BUDGET = {"steps", "epochs", "sweep_steps", "optim.warmup_steps"}
