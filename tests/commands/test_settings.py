@@ -53,9 +53,10 @@ def test_data_set_of_finetuning(words: str, name: str, root: str | None, on_erro
         ("--recipe custom --steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing loss"),
         (
             "--epochs 1 --optim.warmup_steps 3 --batch-size 8 --image-size 32 --data.eval-resize 9 --runs 2",
-            "mixup sweep_steps loss learning_rates head_views part",
+            "mixup sweep_steps loss learning_rates held_out head_views part min_area",
         ),
         ("--automatic steps mixup --steps 3", "mixup"),
+        ("--automatic refit runs --no-refit", "runs"),
     ],
 )
 def test_a_flag_is_not_automatic(words: str, automatic: str) -> None:

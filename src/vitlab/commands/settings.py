@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -36,8 +37,8 @@ class Arguments:
 
     @property
     def given(self) -> set[str]:
-        """The settings that the flags set: `optim.lr` of --optim.lr."""
-        return {flag.removeprefix("--").replace("-", "_") for flag in self.flags}
+        """The settings that the flags set: `optim.lr` of --optim.lr, `data.flip` of --data.no-flip."""
+        return {re.sub(r"(^--|\.)(no-)?", r"\1", flag)[2:].replace("-", "_") for flag in self.flags}
 
     @property
     def recipe(self) -> str:
