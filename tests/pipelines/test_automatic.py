@@ -12,6 +12,7 @@ from vitlab.models import ViTConfig
 from vitlab.pipelines.automatic import (
     REFIT_EPOCHS,
     SHORT_MIN_AREA,
+    adapt_to_epochs,
     bit_hyperrule,
     default_image_size,
     load_automatic_settings,
@@ -50,19 +51,21 @@ def test_all_steps_are_tried_from_a_least_squares_head() -> None:
     assert bit_hyperrule(custom(), 1000).sweep_steps == 100
 
 
-def test_a_short_job_does_not_train_again() -> None:
-    """Without a refit below REFIT_EPOCHS, unless several runs are asked for."""
-    config = dataclasses.replace(staged(), batch_size=32, automatic=("refit",))
-    enough = math.ceil(REFIT_EPOCHS * 10_000 / 32)
-    for steps, refit in ((enough - 1, False), (enough, True)):
-        chosen = bit_hyperrule(dataclasses.replace(config, steps=steps), 10_000)
-        assert (chosen.refit, chosen.data) == (refit, config.data)
-    for epochs, min_area in ((2.9, SHORT_MIN_AREA), (3.1, config.data.min_area)):
-        cropped = dataclasses.replace(config, steps=round(epochs * 10_000 / 32), automatic=("min_area",))
-        assert bit_hyperrule(cropped, 10_000).data.min_area == min_area
-    several = settle(dataclasses.replace(staged(), runs=3), {"runs"})
-    assert bit_hyperrule(dataclasses.replace(several, model=S14), 10_000, "cpu").refit
-    assert not bit_hyperrule(dataclasses.replace(staged(), model=S14), 10_000, "cpu").refit
+def test_settings_that_depend_on_the_epochs() -> None:
+    """Those that are automatic, and no other."""
+    base = dataclasses.replace(staged(), batch_size=32)
+
+    def adapted(epochs: float, automatic: set[str]) -> FinetuneConfig:
+        return adapt_to_epochs(dataclasses.replace(base, steps=round(epochs * 10_000 / 32)), 10_000, automatic)
+
+    for epochs in (2.9, 3.1, REFIT_EPOCHS - 0.1, REFIT_EPOCHS + 0.1):
+        assert adapted(epochs, {"refit"}).refit == (epochs > REFIT_EPOCHS)
+        short = epochs < 3
+        assert adapted(epochs, {"min_area"}).data.min_area == (SHORT_MIN_AREA if short else base.data.min_area)
+        rated, rate = adapted(epochs, {"learning_rates"}), 2e-4 if short else 1e-4
+        assert (rated.optim.lr, rated.learning_rates) == (rate, (rate,))
+        assert adapted(epochs, set()) == dataclasses.replace(base, steps=round(epochs * 10_000 / 32))
+    assert "refit" not in settle(dataclasses.replace(staged(), runs=3), {"runs"}).automatic
 
 
 @pytest.mark.parametrize(("examples", "fraction"), [(40, 0.2), (5_000, 0.2), (10_000, 0.1), (1_000_000, 0.001)])

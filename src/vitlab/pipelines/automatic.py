@@ -17,8 +17,8 @@ MAX_CPU_FLOPS = 1e14
 and steps."""
 REFIT_EPOCHS = 5.0
 """Passes over the training images from which the final run trains again, on those too that were held out."""
-SHORT_EPOCHS, SHORT_MIN_AREA = 3.0, 0.7
-"""Passes below which crops are larger, and their `min_area`: a short training is better augmented less."""
+SHORT_EPOCHS, SHORT_MIN_AREA, SHORT_RATE = 3.0, 0.7, 2.0
+"""Passes below which a training has larger crops, their `min_area`, and learning rates this many times as high."""
 MAX_HELD_OUT = 1000
 """Training images that a sweep holds out at most, except one of each class."""
 DIRECT = {
@@ -36,9 +36,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
     from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
-    least-squares head for all of them, the first ones of `halvings` for fewer; at most MAX_HELD_OUT images are held out
-    then, and below REFIT_EPOCHS the final run is that of the sweep. On a CPU, where this would be more than
-    MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
+    least-squares head for all of them, the first ones of `halvings` for fewer, with at most MAX_HELD_OUT images held
+    out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
     batch_size = config.batch_size
@@ -61,20 +60,26 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "held_out" in automatic:
         changes["held_out"] = min(config.held_out, MAX_HELD_OUT / examples)
-    if "refit" in automatic and config.tried_rates:
-        changes["refit"] = total * batch_size >= REFIT_EPOCHS * examples
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1
     if "head_views" in automatic and not small:  # views help small sets
         changes["head_views"] = None
-    return with_crops(dataclasses.replace(config, **changes, automatic=()), examples, automatic)
+    return dataclasses.replace(config, **changes, automatic=())
 
 
-def with_crops(config: FinetuneConfig, examples: int, automatic: Collection[str]) -> FinetuneConfig:
-    """`config` with larger crops, if these are automatic, in a training below SHORT_EPOCHS."""
-    if "min_area" not in automatic or config.total_steps(examples) * config.batch_size >= SHORT_EPOCHS * examples:
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, min_area=SHORT_MIN_AREA))
+def adapt_to_epochs(config: FinetuneConfig, examples: int, automatic: Collection[str]) -> FinetuneConfig:
+    """`config` with the `automatic` settings that depend on the number of epochs: below REFIT_EPOCHS the final run is
+    that of the sweep; below SHORT_EPOCHS crops and learning rates are larger."""
+    epochs = config.total_steps(examples) * config.batch_size / examples
+    changes: dict[str, Any] = {}
+    if "refit" in automatic and config.tried_rates:
+        changes["refit"] = epochs >= REFIT_EPOCHS
+    if "min_area" in automatic and epochs < SHORT_EPOCHS:
+        changes["data"] = dataclasses.replace(config.data, min_area=SHORT_MIN_AREA)
+    if "learning_rates" in automatic and epochs < SHORT_EPOCHS:
+        changes["optim"] = dataclasses.replace(config.optim, lr=SHORT_RATE * config.optim.lr)
+        changes["learning_rates"] = tuple(SHORT_RATE * rate for rate in config.learning_rates)
+    return dataclasses.replace(config, **changes)
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
@@ -110,8 +115,9 @@ def load_automatic_settings(
     if "runs" in automatic and not saved.runs:  # the head alone
         automatic |= {"learning_rates", "sweep_steps", "halvings", "refit"}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
-    if "warmup_steps" in automatic:
-        direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)
+    rates = {"warmup_steps": "warmup_steps", "learning_rates": "lr"}
+    optim = {field: getattr(saved.optim, field) for name, field in rates.items() if name in automatic}
+    direct["optim"] = dataclasses.replace(config.optim, **optim)
     if "preprocessing" in automatic:
         source = saved.data if "preprocessing" in config.automatic else config.data
         sizes = {"eval_resize": saved.data.eval_resize, "eval_interpolation": source.eval_interpolation}

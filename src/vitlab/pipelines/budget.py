@@ -10,7 +10,7 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS, with_crops
+from vitlab.pipelines.automatic import REFIT_EPOCHS, adapt_to_epochs
 from vitlab.pipelines.estimate import Images, JobCost
 
 PLANNED_FRACTION = 0.92
@@ -97,7 +97,7 @@ def fit_budget(
         tuned = largest_that_fits(lambda candidate: replace(candidate, refit=False), min_side)
     # The head again, for what has been measured since took time.
     if tuned:
-        return with_crops(tuned, images.train, automatic)
+        return adapt_to_epochs(tuned, images.train, {*automatic} - {"refit"})
     if linear and (planned := largest_that_fits(_head_only)):
         return planned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)

@@ -19,7 +19,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluation.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
-from vitlab.pipelines.automatic import bit_hyperrule, default_image_size, load_automatic_settings
+from vitlab.pipelines.automatic import adapt_to_epochs, bit_hyperrule, default_image_size, load_automatic_settings
 from vitlab.pipelines.budget import best_size, fit_budget
 from vitlab.pipelines.estimate import Images, JobCost, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
@@ -208,8 +208,10 @@ def _plan(
             job.log(f"the time suffices for {len(splits.train):,} of the {images.train:,} training images")
             images = Images(len(splits.train), len(splits.test))
         job = dataclasses.replace(job, config=config, splits=splits)
-    elif job.config.head and "image_size" in automatic and not planned_before:
-        config = best_size(job.config, images, measure, job.head_loss)
+    elif not planned_before:
+        config = adapt_to_epochs(job.config, images.train, automatic)
+        if config.head and "image_size" in automatic:
+            config = best_size(config, images, measure, job.head_loss)
         job = dataclasses.replace(job, config=config)
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
