@@ -126,3 +126,16 @@ def test_a_run_continues_with_its_choices_on_another_device(tmp_path: Path) -> N
     assert load_automatic_settings(tmp_path / "new", config) == (config, None)
     (tmp_path / "config.json").write_text("{")
     assert load_automatic_settings(tmp_path, config) == (config, None)
+
+
+def test_a_short_run_continues_with_its_crops_and_rate(tmp_path: Path) -> None:
+    config = staged()
+    first = bit_hyperrule(dataclasses.replace(config, model=S14), 10_000, "cpu")
+    first = adapt_to_epochs(first, 10_000, config.automatic)
+    (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", "examples": 10_000, **to_dict(first)}))
+    resumed, _ = load_automatic_settings(tmp_path, config)
+    for settings in (first, resumed):
+        assert (settings.refit, settings.held_out, settings.data.min_area) == (False, 0.1, SHORT_MIN_AREA)
+        assert (settings.optim.lr, settings.learning_rates) == (2e-4, (2e-4,))
+    given = dataclasses.replace(config, automatic=(), optim=dataclasses.replace(config.optim, lr=3e-3))
+    assert load_automatic_settings(tmp_path, given)[0].optim.lr == 3e-3

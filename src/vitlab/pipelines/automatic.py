@@ -115,9 +115,9 @@ def load_automatic_settings(
     if "runs" in automatic and not saved.runs:  # the head alone
         automatic |= {"learning_rates", "sweep_steps", "halvings", "refit"}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
-    rates = {"warmup_steps": "warmup_steps", "learning_rates": "lr"}
-    optim = {field: getattr(saved.optim, field) for name, field in rates.items() if name in automatic}
-    direct["optim"] = dataclasses.replace(config.optim, **optim)
+    lr = saved.optim.lr if "learning_rates" in config.automatic else config.optim.lr
+    warmup_steps = saved.optim.warmup_steps if "warmup_steps" in automatic else config.optim.warmup_steps
+    direct["optim"] = dataclasses.replace(config.optim, lr=lr, warmup_steps=warmup_steps)
     if "preprocessing" in automatic:
         source = saved.data if "preprocessing" in config.automatic else config.data
         sizes = {"eval_resize": saved.data.eval_resize, "eval_interpolation": source.eval_interpolation}
