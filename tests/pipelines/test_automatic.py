@@ -65,6 +65,8 @@ def test_settings_that_depend_on_the_epochs() -> None:
         rated, rate = adapted(epochs, {"learning_rates"}), 2e-4 if short else 1e-4
         assert (rated.optim.lr, rated.learning_rates) == (rate, (rate,))
         assert adapted(epochs, set()) == dataclasses.replace(base, steps=round(epochs * 10_000 / 32))
+    head_alone = dataclasses.replace(base, runs=0, steps=1)  # whose steps say nothing
+    assert adapt_to_epochs(head_alone, 10_000, {"refit", "min_area", "learning_rates"}) == head_alone
     assert "refit" not in settle(dataclasses.replace(staged(), runs=3), {"runs"}).automatic
 
 

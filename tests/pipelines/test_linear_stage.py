@@ -231,6 +231,17 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
     assert (out / "run-0/metrics.jsonl").read_text() == logs[1]
 
 
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """The best of several rates from a head of zeros."""
+    config = dataclasses.replace(staged, refit=False, head=None, halvings=None, sweep_steps=None)
+    result = tune(workdir, config, tmp_path / "out").result
+    trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
+    assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())
+    assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
+    assert len(result["runs"]) == 1
+
+
 def test_without_a_refit_there_is_one_run_of_a_sweep(staged: FinetuneConfig) -> None:
     for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None, "halvings": None}):
         with pytest.raises(ValueError, match="refit=False takes the best run of the sweep"):

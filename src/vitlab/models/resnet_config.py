@@ -34,8 +34,7 @@ class ResNetBody:
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
     num_groups: PositiveInt = 32
-    """Groups of every GroupNorm. BiT's 32 are for 64 channels and more: of 32 channels each would be normalized alone,
-    and the means over positions, by which classes differ, would be lost."""
+    """Groups of every GroupNorm. BiT's 32 are for 64 channels and more: of 32 channels each is normalized alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -70,6 +70,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
 def adapt_to_epochs(config: FinetuneConfig, examples: int, automatic: Collection[str]) -> FinetuneConfig:
     """`config` with the `automatic` settings that depend on the number of epochs: below REFIT_EPOCHS the final run is
     that of the sweep; below SHORT_EPOCHS crops and learning rates are larger."""
+    if not config.runs:
+        return config
     epochs = config.total_steps(examples) * config.batch_size / examples
     changes: dict[str, Any] = {}
     if "refit" in automatic and config.tried_rates:

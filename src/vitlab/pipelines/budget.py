@@ -23,7 +23,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 MIN_STEPS = 30
 """Steps below which fine-tuning is left out: AdamW's first ones make the least-squares head worse."""
 ENOUGH_STEPS = 200
-"""Steps from which it is not, however few epochs they are, if they are those of one run."""
+"""Steps from which one run is not left out, however few epochs they are."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
 MAX_HEAD_FRACTION = 0.5
@@ -52,11 +52,10 @@ def fit_budget(
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
-    Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, or take ENOUGH_STEPS, at a size of at
-    least MIN_FRACTION of the largest that the least-squares head alone could have; below REFIT_EPOCHS without the final
-    run on all training images (`refit` is False); otherwise the job is that head, at that size (`runs` is 0), or at the
-    smallest size for a part of the training images. Measuring begins with a small size, and takes of the time too.
-    Raises UserError where nothing fits.
+    Fine-tuning must take `_fewest_steps`, at a size of at least MIN_FRACTION of the largest that the least-squares head
+    alone could have; if need be without the final run on all training images (`refit` is False); otherwise the job is
+    that head, at that size (`runs` is 0), or at the smallest size for a part of the training images. Measuring begins
+    with a small size, and takes of the time too. Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -72,15 +71,13 @@ def fit_budget(
         return PLANNED_FRACTION * (seconds - elapsed())
 
     def largest_that_fits(
-        change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate,
-        min_side: float = 0.0,
-        epochs: float = MIN_EPOCHS,
+        change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate, min_side: float = 0.0
     ) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size, with the changed settings."""
         large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
             time = available()
-            plans = (_fit_steps(c, images, estimate(c), time, all_views, epochs) for c in large)
+            plans = (_fit_steps(c, images, estimate(c), time, all_views, automatic) for c in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None or (side := _side(planned)) in measured:
                 return planned
@@ -92,14 +89,12 @@ def fit_budget(
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
         linear = largest_that_fits(_head_only)
     min_side = MIN_FRACTION * _side(linear) if linear else 0.0
-    tuned = largest_that_fits(min_side=min_side, epochs=REFIT_EPOCHS if "refit" in automatic else MIN_EPOCHS)
+    tuned = largest_that_fits(min_side=min_side)
     if tuned is None and "refit" in automatic:
         tuned = largest_that_fits(lambda candidate: replace(candidate, refit=False), min_side)
     # The head again, for what has been measured since took time.
-    if tuned:
-        return adapt_to_epochs(tuned, images.train, {*automatic} - {"refit"})
-    if linear and (planned := largest_that_fits(_head_only)):
-        return planned
+    if planned := tuned or (linear and largest_that_fits(_head_only)):
+        return adapt_to_epochs(planned, images.train, {*automatic} - {"refit"})
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
     time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
     return _subset(shortest, images, cost, time, elapsed())
@@ -159,6 +154,13 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
     return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
+def _fewest_steps(config: FinetuneConfig, images: Images, automatic: Collection[str]) -> int:
+    """Of each run. With an automatic refit, those of REFIT_EPOCHS; without one, ENOUGH_STEPS suffice."""
+    if config.refit:
+        return _steps(config, images, REFIT_EPOCHS if "refit" in automatic else MIN_EPOCHS)
+    return min(_steps(config, images, MIN_EPOCHS), ENOUGH_STEPS)
+
+
 def _head_only(config: FinetuneConfig) -> FinetuneConfig:
     """The job that is the least-squares head."""
     return replace(config, runs=0, **NO_SWEEP)
@@ -190,7 +192,7 @@ def _fit_steps(
     cost: JobCost,
     available: float,
     all_views: Sequence[int | None],
-    min_epochs: float,
+    automatic: Collection[str],
 ) -> FinetuneConfig | None:
     """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
     for views in all_views:
@@ -203,8 +205,7 @@ def _fit_steps(
     if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
-    fewest = _steps(config, images, min_epochs)
-    if fitting < (fewest if config.refit else min(fewest, ENOUGH_STEPS)):
+    if fitting < _fewest_steps(config, images, automatic):
         return None
     return with_steps(config, min(fitting, _steps(config, images, MAX_EPOCHS)))
 

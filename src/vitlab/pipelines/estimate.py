@@ -71,7 +71,7 @@ class JobCost:
             trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
             sweep += rates * (trained * train + score)
             rates = (rates + 1) // 2
-        one_run = config.refit * steps * config.batch_size * train + images.test * evaluate
+        one_run = images.test * evaluate + (steps * config.batch_size * train if config.refit else 0.0)
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
         report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
         return Seconds(reading, linear, sweep, config.runs * one_run if config.runs else 0.0, report)

@@ -175,18 +175,20 @@ class FinetuneJob(JobInputs):
         if evaluation is None:
             evaluation = evaluate_split(config, model, splits.val, execution.world)
         evaluations, record = {1.0: evaluation}, {}
-        if self.config.head is not None:
-            head, dtype = self.linear.classifier(rest), frozen_dtype(config.precision, execution.device)
+        head = self.linear.classifier(rest) if self.config.head is not None else None
+        if head is not None:
+            dtype = frozen_dtype(config.precision, execution.device)
             for alpha in ALPHAS:
                 average = average_weights(head, model, alpha).to(dtype)
                 evaluations[alpha] = evaluate_split(config, average, splits.val, execution.world)
             record["alpha"] = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
-            evaluation, model = evaluations[record["alpha"]], average_weights(head, model, record["alpha"])
+            evaluation = evaluations[record["alpha"]]
         # The last update may diverge.
         if not math.isfinite(evaluation.metrics()["loss"]):
             return None
         if folder.writes and not self.config.refit:
-            save_model(cast(Model, model), folder.path / "model")
+            kept = model if head is None else average_weights(head, model, record["alpha"])
+            save_model(cast(Model, kept), folder.path / "model")
         record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
         return evaluation.record() | record
 
@@ -231,9 +233,11 @@ class FinetuneJob(JobInputs):
         seeds = [config.seed + number for number in range(config.runs if helps else 0)]
         records = []
         for number, seed in enumerate(seeds):
-            path, single = workdir / f"run-{number}", self.run_config(best, seed)
-            refit = functools.partial(self.train_and_test, single, path, f"run {number}", alpha)
-            records.append((refit() if config.refit else self.test_trained(workdir, tuned))["test"])
+            if config.refit:
+                single, path = self.run_config(best, seed), workdir / f"run-{number}"
+                records.append(self.train_and_test(single, path, f"run {number}", alpha)["test"])
+            else:
+                records.append(self.test_trained(workdir, tuned)["test"])
             metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
             folder.log(METRICS, len(scores) + len(records), metrics)
         chosen = "run-0" if records else "linear"

@@ -76,8 +76,9 @@ def custom() -> FinetuneConfig:
 def staged() -> FinetuneConfig:
     """Your own images, not the paper's protocol: the least-squares head first, then AdamW from it.
 
-    The later a block, the larger its learning rate. A first run without a fifth of the training images says by these
-    whether fine-tuning is better than the head alone; all its steps count, for the first ones make the head worse.
+    The later a block, the larger its learning rate. A first run without a fifth of the training images, at most 1,000,
+    says by these whether fine-tuning is better than the head alone; all its steps count, for the first ones make the
+    head worse.
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
