@@ -15,7 +15,7 @@ from vitlab.studies.report import as_markdown, as_text, chart_panel, write_repor
 from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, difference, percent
 
 FILES = {"report.md", "figure.png", "figure.svg", "study.json"}
-VALUES = {"1d": (0.60, 0.62, 0.64), "2d": (0.61, 0.60, 0.65), "none": (0.50, 0.53, 0.52)}
+VALUES = {"1d": (0.60, 0.62, 0.64), "2d": (0.602, 0.619, 0.641), "none": (0.50, 0.53, 0.52)}
 KINDS = {kind: {"kind": kind} for kind in VALUES}
 STUDY = Study(
     name="positions",
@@ -41,8 +41,15 @@ STUDY = Study(
             difference("accuracy", KINDS["2d"], KINDS["1d"]),
             expected="equal",
         ),
+        Claim(
+            "2-D is better on more data.",
+            "yes",
+            difference("accuracy", KINDS["2d"], KINDS["1d"]),
+            out_of_reach="few images",
+        ),
         Claim("None is best.", "never", difference("accuracy", KINDS["none"], KINDS["1d"])),
     ),
+    seeds=(0, 1, 2),
     charts=(
         Chart("Table 8", "accuracy", "accuracy", x="kind", lines=lambda group: "all"),
         Panel("Made elsewhere", "x", "y", [Series("all", [1, 2], [0.1, 0.2])]),
@@ -50,7 +57,7 @@ STUDY = Study(
 )
 
 
-def finished(scale: Scale = "tiny", **figures: float) -> Results:
+def finished(scale: Scale = "small", **figures: float) -> Results:
     points = STUDY.points(scale)
     values = [VALUES[str(point.labels["kind"])][point.config.seed] for point in points]
     runs = [
@@ -62,7 +69,7 @@ def finished(scale: Scale = "tiny", **figures: float) -> Results:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("report")
-    return out, write_report(STUDY, "tiny", finished(), out)
+    return out, write_report(STUDY, "small", finished(), out)
 
 
 def test_four_files_and_the_same_bytes_again(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -71,7 +78,7 @@ def test_four_files_and_the_same_bytes_again(written: tuple[Path, dict[str, Any]
     assert json.loads((out / "study.json").read_bytes()) == report
     assert Image.open(out / "figure.png").width > 500
     assert b"<svg" in (out / "figure.svg").read_bytes()
-    write_report(STUDY, "tiny", finished(), tmp_path / "again")
+    write_report(STUDY, "small", finished(), tmp_path / "again")
     for name in FILES:
         assert (tmp_path / "again" / name).read_bytes() == (out / name).read_bytes()
 
@@ -85,11 +92,15 @@ def test_study_json(written: tuple[Path, dict[str, Any]]) -> None:
     assert first["exaflops"] == pytest.approx(6 * tiny.digits().model.forward_macs * 22 * 64 / 1e18)
     assert report["exaflops"] == pytest.approx(9 * first["exaflops"])
     assert report["table"]["rows"][0] == ["1d", "62.0 ± 2.0", "a"]
-    assert [claim["verdict"] for claim in report["claims"]] == ["supported", "supported", "contradicted"]
+    assert [claim["verdict"] for claim in report["claims"]] == ["supported", "supported", "not tested", "contradicted"]
     measured = report["claims"][0]["measured"]
-    assert (measured["low"], measured["high"], measured["pairs"]) == (pytest.approx(0.09), pytest.approx(0.12), 3)
+    assert (measured["low"], measured["high"], measured["pairs"]) == (
+        pytest.approx(0.0654, abs=1e-4),
+        pytest.approx(0.1413, abs=1e-4),
+        3,
+    )
     assert report["panels"][0]["ticks"] == list(VALUES)
-    assert report["panels"][0]["series"][0]["y"] == pytest.approx([0.62, 0.62, 0.5166667])
+    assert report["panels"][0]["series"][0]["y"] == pytest.approx([0.62, 0.6206667, 0.5166667])
     assert report["panels"][1]["title"] == "Made elsewhere"
 
 
@@ -100,19 +111,21 @@ def test_markdown_and_text(written: tuple[Path, dict[str, Any]]) -> None:
         "9 runs of a **small** model. Pre-trained on 1,437 images of digits, 22 steps of 64. Seeds: 3.",
         "](figure.png)",
         "| 1d | 62.0 ± 2.0 | a |",
-        "| A model without positions is worse. | 0.614 against 0.642 | +10.3 (9.0 to 12.0) | supported |",
+        "Of 4 claims: 2 supported, 1 contradicted, 1 not tested. 9 runs",
+        "| A model without positions is worse. | 0.614 against 0.642 | +10.3 (6.5 to 14.1) | 4.7 | 0.5 | supported |",
+        "| 0.5 | not tested: few images |",
         f"9 runs, {written[1]['exaflops']:.3g} exaFLOPs of training",
     ):
         assert part in text
     lines = as_text(written[1]).splitlines()
     assert "1d         62.0 ± 2.0  a" in lines
-    assert "    +10.3 (9.0 to 12.0); the paper: 0.614 against 0.642" in lines
+    assert "    +10.3 (6.5 to 14.1); the paper: 0.614 against 0.642" in lines
     assert "contradicted: None is best." in lines
 
 
 def test_a_single_seed_shows_nothing_and_leaves_no_infinity(tmp_path: Path) -> None:
     report = write_report(STUDY, "paper", finished("paper", loss=math.nan), tmp_path)
-    assert [claim["verdict"] for claim in report["claims"]] == ["inconclusive"] * 3
+    assert [claim["verdict"] for claim in report["claims"]] == ["inconclusive"] * 4
     text = (tmp_path / "study.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     assert report["claims"][0]["measured"]["low"] is None
@@ -120,6 +133,12 @@ def test_a_single_seed_shows_nothing_and_leaves_no_infinity(tmp_path: Path) -> N
     page = (tmp_path / "report.md").read_text()
     assert "+10.0 (one seed)" in page
     assert "inf" not in page
+
+
+def test_a_smoke_test_decides_nothing(tmp_path: Path) -> None:
+    report = write_report(STUDY, "tiny", finished("tiny"), tmp_path)
+    assert [claim["verdict"] for claim in report["claims"]] == ["not tested"] * 4
+    assert report["lead"].startswith("This is a smoke test")
 
 
 def test_charts_sort_their_lines_by_x() -> None:

@@ -1,7 +1,6 @@
 """Points, digests, compute; means, differences and intervals over seeds, against values worked out by hand."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -22,7 +21,7 @@ from vitlab.studies.spec import (
     exaflops,
     format_percent,
     held_out,
-    interval,
+    paired_difference,
     std,
 )
 
@@ -36,10 +35,8 @@ def digest_of(config: TrainConfig) -> str:
 def test_digests_stay_the_same_in_later_versions() -> None:
     """Or every finished point would run again."""
     assert digest_of(TrainConfig(model=ViTConfig(depth=1), steps=1)) == "b729bf0c"
-    positions = {point.name: point for point in STUDIES["positions"].points("tiny")}
-    assert digest(positions["1d-stem.seed-0"], positions) == "31cdadc0"
-    masking = {point.name: point for point in STUDIES["masking"].points("tiny")}
-    assert digest(masking["scratch.finetuned.seed-2"], masking) == "b0af0154"
+    points = {"a": Point("a", BASE, {}), "b": Point("b", tiny.finetune_digits(), {}, "a")}
+    assert [digest(point, points) for point in points.values()] == ["0f0a9a69", "a2921a9d"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +162,7 @@ def test_a_difference_is_paired_by_seed() -> None:
     measured = RUNS.over_seeds(difference("accuracy", {"kind": "1d"}, {"kind": "none"}))
     # seed 0: (0.64 + 0.60) / 2 - 0.50; seed 1: 0.62 - 0.51; seed 2: 0.60 - 0.52
     assert measured.pairs == 3
-    assert (measured.mean, measured.low, measured.high) == pytest.approx((0.31 / 3, 0.08, 0.12))
+    assert measured.mean == pytest.approx(0.31 / 3)
 
 
 def test_a_difference_of_differences() -> None:
@@ -179,48 +176,74 @@ def test_a_difference_of_differences() -> None:
     groups = {(kind, part): {"kind": kind, "part": part} for kind, part in values}
     growth = difference("accuracy", (groups["a", 1.0], groups["b", 0.0]), (groups["a", 0.0], groups["b", 1.0]))
     measured = Results(tuple(runs)).over_seeds(growth)
-    assert (measured.low, measured.mean, measured.high) == pytest.approx((0.07, 0.08, 0.10))
+    assert (measured.mean, measured.pairs) == (pytest.approx(0.08), 3)
 
 
 def test_an_interval_needs_seeds_and_finite_values() -> None:
-    assert interval(np.array([0.1])) == (-math.inf, math.inf)
-    assert all(map(math.isnan, interval(np.array([0.1, math.nan, 0.2]))))
+    assert paired_difference(np.array([0.1])) == Difference(0.1, -math.inf, math.inf, math.inf, 1)
+    measured = paired_difference(np.array([0.1, math.nan, 0.2]))
+    assert math.isnan(measured.low)
+    assert math.isnan(measured.high)
 
 
-def test_few_seeds_take_every_resample_once() -> None:
-    values = (0.0, 0.1, 0.2, 0.4, 1.0)
-    means = sorted(sum(drawn) / 5 for drawn in itertools.product(values, repeat=5))
-    low, high = means[math.ceil(0.025 * 3125) - 1], means[math.ceil(0.975 * 3125) - 1]
-    assert interval(np.array(values)) == pytest.approx((low, high))
-    # 27 resamples of three: the smallest mean is that of one seed three times, and 1 / 27 > 2.5 %
-    assert interval(np.array([0.03, -0.01, 0.02])) == pytest.approx((-0.01, 0.03))
+def test_student_s_interval_of_three_and_five_seeds() -> None:
+    """By hand: the quantiles of a t-table, times the standard error."""
+    three = paired_difference(np.array([0.01, 0.02, 0.03]))  # s = 0.01
+    error = 0.01 / math.sqrt(3)
+    assert (three.low, three.high) == pytest.approx((0.02 - 4.3027 * error, 0.02 + 4.3027 * error), abs=1e-6)
+    assert three.detectable == pytest.approx((4.3027 + 1.0607) * error, rel=1e-4)
+    five = paired_difference(np.array([0.00, 0.01, 0.02, 0.03, 0.04]))  # s^2 = 0.00025
+    error = math.sqrt(0.00025 / 5)
+    assert (five.low, five.high) == pytest.approx((0.02 - 2.7764 * error, 0.02 + 2.7764 * error), abs=1e-6)
+    assert five.detectable == pytest.approx((2.7764 + 0.9410) * error, rel=1e-4)
 
 
-def test_intervals_of_three_seeds_cover_75_percent() -> None:
-    hits = [low <= 0 <= high for low, high in map(interval, np.random.default_rng(0).standard_normal((800, 3)))]
-    assert np.mean(hits) == pytest.approx(0.75, abs=0.04)
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_intervals_cover_95_percent_and_detect_in_80(seeds: int) -> None:
+    draws = np.random.default_rng(0).standard_normal((4000, seeds))
+    assert np.mean([d.low <= 0 <= d.high for d in map(paired_difference, draws)]) == pytest.approx(0.95, abs=0.01)
+    typical = paired_difference(np.linspace(-1, 1, seeds) / np.linspace(-1, 1, seeds).std(ddof=1)).detectable
+    assert np.mean([paired_difference(values + typical).low > 0 for values in draws]) == pytest.approx(0.8, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "pairs", "more", "equal"),
+    ("low", "high", "more", "equal"),
     [
-        (0.01, 0.03, 3, "supported", "contradicted"),
-        (-0.01, 0.03, 3, "inconclusive", "supported"),
-        (0.0, 0.03, 3, "inconclusive", "supported"),
-        (-0.03, -0.01, 3, "contradicted", "contradicted"),
-        (-math.inf, math.inf, 1, "inconclusive", "inconclusive"),
-        (math.nan, math.nan, 3, "inconclusive", "inconclusive"),
+        (0.01, 0.03, "supported", "contradicted"),
+        (0.001, 0.004, "supported", "supported"),
+        (0.001, 0.03, "supported", "inconclusive"),
+        (-0.01, 0.03, "inconclusive", "inconclusive"),
+        (0.0, 0.03, "inconclusive", "inconclusive"),
+        (-0.02, 0.004, "contradicted", "inconclusive"),
+        (-0.004, 0.004, "contradicted", "supported"),
+        (-0.03, -0.01, "contradicted", "contradicted"),
+        (-math.inf, math.inf, "inconclusive", "inconclusive"),
+        (math.nan, math.nan, "inconclusive", "inconclusive"),
     ],
 )
-def test_the_interval_decides_a_claim(low: float, high: float, pairs: int, more: str, equal: str) -> None:
-    measured = Difference((low + high) / 2 if pairs > 1 else 0.5, low, high, pairs)
-    assert measured.verdict() == more
-    assert measured.verdict("equal") == equal
+def test_the_interval_decides_a_claim(low: float, high: float, more: str, equal: str) -> None:
+    """Where half a point is the smallest difference that counts."""
+    measured = Difference((low + high) / 2, low, high, 0.01, 3)
+    assert measured.verdict("more", 0.005) == more
+    assert measured.verdict("equal", 0.005) == equal
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_tiny_is_small_in_short(name: str) -> None:
+    """One seed, a twentieth of the steps, and nothing else."""
+    small = [point for point in STUDIES[name].points("small") if point.config.seed == 0]
+    tiny_points = STUDIES[name].points("tiny")
+    assert [point.name for point in tiny_points] == [point.name for point in small]
+    for one, other in zip(tiny_points, small, strict=True):
+        lengths = [config.total_steps(10_000) for config in (one.config, other.config)]
+        assert lengths[0] == pytest.approx(lengths[1] / 20, abs=1)
+        same = {"steps": 1, "epochs": None, "eval_every": None, "optim": {"warmup_steps": 0}}
+        assert changed(one.config, **same) == changed(other.config, **same)
 
 
 def test_format() -> None:
     assert format_percent(np.array([0.918, 0.921, 0.924])) == "92.1 ± 0.3"
     assert format_percent(np.array([0.9214])) == "92.1"
-    assert str(Difference(0.0214, 0.0131, 0.0279, 3)) == "+2.1 (1.3 to 2.8)"
-    assert str(Difference(-0.0001, -0.01, 0.01, 3)) == "+0.0 (-1.0 to 1.0)"
-    assert str(Difference(0.1, -math.inf, math.inf, 1)) == "+10.0 (one seed)"
+    assert str(Difference(0.0214, 0.0131, 0.0279, 0.01, 3)) == "+2.1 (1.3 to 2.8)"
+    assert str(Difference(-0.0001, -0.01, 0.01, 0.01, 3)) == "+0.0 (-1.0 to 1.0)"
+    assert str(Difference(0.1, -math.inf, math.inf, math.inf, 1)) == "+10.0 (one seed)"

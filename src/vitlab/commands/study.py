@@ -25,8 +25,9 @@ class Study:
     """One of `vitlab study --list`."""
     list: bool = False
     """List the studies and exit, as without a NAME."""
-    scale: Literal["tiny", "gpu", "paper"] = "tiny"
-    """tiny: minutes on two cores; gpu: minutes on one large GPU; paper: the original."""
+    scale: Literal["tiny", "small", "gpu", "paper"] = "tiny"
+    """small: up to two hours of two cores; tiny: a smoke test of minutes; gpu: minutes of one large GPU; paper: the
+    original."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None

@@ -4,7 +4,7 @@ Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, whic
 """
 
 from vitlab.models.config import ResNetConfig
-from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, fewshot_and_accuracy, resnet, vit
+from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, resnet, transfer, transfer_and_accuracy, vit
 from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
 
 FIG13 = {
@@ -21,9 +21,9 @@ FORMS = {"ViT-coarse": "Axial-ViT-coarse", "ViT-fine": "Axial-ViT-fine", "ResNet
 """Model -> its axial form."""
 
 MODELS: dict[str, Models] = {
-    "ViT-coarse": {"tiny": (vit(28, 7, 48, 3), 800), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
-    "ViT-fine": {"tiny": (vit(28, 4, 48, 3), 800), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
-    "ResNet": {"tiny": (resnet(28, (1, 1)), 800), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
+    "ViT-coarse": {"small": (vit(28, 7, 48, 3), 4000), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
+    "ViT-fine": {"small": (vit(28, 4, 48, 3), 4000), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
+    "ResNet": {"small": (resnet(28, (1, 1)), 4000), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
 }
 
 
@@ -53,6 +53,7 @@ AXIAL = Study(
         "model": "model",
         "GFLOPs": lambda row: f"{_gflops(row):.3g}",
         "5-shot, %": percent(FEWSHOT),
+        "transfer, %": percent(transfer),
         "paper: 5-shot on ImageNet, %": lambda row: FIG13[str(row.labels["model"])],
         "accuracy, %": percent("accuracy"),
     },
@@ -62,10 +63,10 @@ AXIAL = Study(
             f"{FIG13[axial]} % against {FIG13[plain]} % 5-shot (Fig. 13)",
             difference(metric, {"model": axial}, {"model": plain}),
         )
-        for metric, measure in ((FEWSHOT, "5-shot accuracy"), ("accuracy", "accuracy on the pre-training task"))
+        for metric, measure in ((transfer, "transfer accuracy"), ("accuracy", "accuracy on the pre-training task"))
         for plain, axial in FORMS.items()
     ),
-    charts=fewshot_and_accuracy(
+    charts=transfer_and_accuracy(
         "Axial attention",
         x=_gflops,
         lines=lambda group: str(group.labels["model"]).removesuffix("-coarse").removesuffix("-fine"),

@@ -14,7 +14,7 @@ from vitlab.studies.spec import Point, Scale, exaflops, updates
 
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
-TFLOPS: dict[Scale, float] = {"tiny": 0.03, "gpu": 100.0, "paper": 400.0}
+TFLOPS: dict[Scale, float] = {"tiny": 0.03, "small": 0.03, "gpu": 100.0, "paper": 400.0}
 """Assumed useful TFLOP/s: of one CPU core with small models (measured: docs/reproduce.md), of one H100 with small and
 with large ones (400 is 40 % of its peak)."""
 
@@ -84,7 +84,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
         for row in report["points"]
     ]
-    total, unit = report["sum"], "core" if report["scale"] == "tiny" else "device"
+    total, unit = report["sum"], "core" if report["scale"] in ("tiny", "small") else "device"
     return (
         f"{format_table(rows)}\n{total['points']} points: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
         f"of training, {total['hours']:.3g} hours of one {unit} at {report['tflops']:g} TFLOP/s "

@@ -14,9 +14,9 @@ PARTS = (0.03, 0.1, 0.3, 1.0)
 GPU_PARTS = (0.01, *PARTS)
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 
-# 2 to 8 million multiply-accumulates an image at `tiny`, 24 to 185 million at `gpu`.
+# 2 to 8 million multiply-accumulates an image at `small`, 24 to 185 million at `gpu`.
 MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {
-    "tiny": {
+    "small": {
         "ViT-64/7": ("ViT", "small", vit(28, 7, 64, 4)),
         "ViT-96/7": ("ViT", "large", vit(28, 7, 96, 6)),
         "R8x0.5": ("ResNet", "small", resnet(28, (1, 1))),
@@ -65,7 +65,7 @@ MEASURES = (
 def variants(scale: Scale) -> list[Point]:
     """Every model on every part with the same settings and steps, as in the paper; then fine-tuned.
 
-    At `tiny` only the models of the least and the most data are fine-tuned.
+    At `small` only the models of the least and the most data are fine-tuned.
     """
     candidates = _paper() if scale == "paper" else _small(scale)
     parts = GPU_PARTS if scale == "gpu" else PARTS
@@ -76,7 +76,7 @@ def variants(scale: Scale) -> list[Point]:
             labels = {"model": name, "family": family, "size": size, "part": part}
             pretrained = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}"
             before.append(Point(pretrained, changed(config, data={"part": part}), labels | {"run": PRETRAINING}))
-            if scale != "tiny" or part in (parts[0], parts[-1]):
+            if scale != "small" or part in (parts[0], parts[-1]):
                 tuned.append(
                     Point(f"{pretrained}.finetuned", after, labels | {"run": FINETUNING}, init_from=pretrained)
                 )
@@ -85,7 +85,7 @@ def variants(scale: Scale) -> list[Point]:
 
 def _small(scale: Scale) -> dict[str, tuple[str, str, TrainConfig]]:
     """The held-out images choose the evaluation that counts."""
-    steps = 600 if scale == "tiny" else 2500
+    steps = 600 if scale == "small" else 2500
     more: dict[str, Any] = {"eval_every": steps // 5, "fewshot": {"test_images": 1000}}
     more["data"] = {"train_split": "train", "eval_split": "val", "pad": 3}
     models = MODELS[scale].items()
@@ -108,7 +108,7 @@ def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
 def _finetuning(scale: Scale) -> FinetuneConfig:
     if scale == "paper":
         return changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
-    if scale == "tiny":
+    if scale == "small":
         return finetuning(scale, part=0.01, steps=100, batch_size=32)
     return finetuning(scale, part=0.1, steps=300, batch_size=128)
 

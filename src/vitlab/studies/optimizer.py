@@ -4,7 +4,7 @@ import numpy as np
 
 from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import FEWSHOT, changed, jft, resnet
+from vitlab.studies.presets import FEWSHOT, changed, jft, resnet, transfer
 from vitlab.studies.scaling import transfer_pretraining
 from vitlab.studies.spec import Chart, Claim, Labels, Point, Results, Scale, Study, difference, held_out, percent
 
@@ -18,11 +18,11 @@ TABLE7 = {
 pre-training on JFT-300M."""
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
 MODELS = {
-    "tiny": {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))},
+    "small": {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))},
     "gpu": {"small": resnet(32, (2, 2, 2)), "large": resnet(32, (3, 4, 6), width=64)},
 }
-ADAM_RATES = {"tiny": (1e-3, 3e-3, 1e-2), "gpu": (3e-4, 1e-3, 3e-3)}
-BIT_RATES = {"tiny": (4.0, 16.0, 64.0), "gpu": (0.5, 2.0, 8.0)}
+ADAM_RATES = {"small": (1e-3, 3e-3, 1e-2), "gpu": (3e-4, 1e-3, 3e-3)}
+BIT_RATES = {"small": (4.0, 16.0, 64.0), "gpu": (0.5, 2.0, 8.0)}
 """Rates of SGD relative to BiT's, which is meant for runs of 40 epochs and more: short runs need a larger one."""
 
 
@@ -54,7 +54,7 @@ def variants(scale: Scale) -> list[Point]:
         sgd = bit_sgd(pretrain.BATCH_SIZE, warmup_steps=5000)
         configs = [(name, run) for name, config in adam.items() for run in (config, changed(config, optim=sgd))]
     else:
-        batch_size, warmup, steps = (64, 40, 400) if scale == "tiny" else (512, 200, 3000)
+        batch_size, warmup, steps = (64, 150, 1500) if scale == "small" else (512, 200, 3000)
         optims = [OptimConfig(lr=lr, weight_decay=0.05, warmup_steps=warmup) for lr in ADAM_RATES[scale]]
         optims += [bit_sgd(batch_size, warmup, factor) for factor in BIT_RATES[scale]]
         held_out_data = {"train_split": "train", "eval_split": "val"}  # the rate is not chosen by the test
@@ -94,7 +94,7 @@ def _claims(results: Results) -> list[Claim]:
             f"The {model} ResNet transfers better after Adam than after SGD.",
             f"{_printed(model, 'adam')} against {_printed(model, 'sgd')}, the average of five data sets with "
             f"{STANDS_FOR.get(str(model), model)} (Table 7)",
-            difference(FEWSHOT, at_best_rate(results, model, "adam"), at_best_rate(results, model, "sgd")),
+            difference(transfer, at_best_rate(results, model, "adam"), at_best_rate(results, model, "sgd")),
         )
         for model in results.values("model")
     ]
@@ -116,12 +116,10 @@ OPTIMIZER = Study(
         "held out": percent(held_out),
         "accuracy": percent("accuracy"),
         "5-shot": percent(FEWSHOT),
-        "10-shot": percent("fewshot_10shot"),
+        "transfer": percent(transfer),
         "": lambda row: "chosen" if _is_best(row) else "",
         "Table 7, average": lambda row: _printed(row.labels["model"], row.labels["optimizer"]) if _is_best(row) else "",
     },
     claims=_claims,
-    charts=(
-        Chart("Transfer", "5-shot accuracy on new classes, %", FEWSHOT, x="model", lines="optimizer", where=_is_best),
-    ),
+    charts=(Chart("Transfer", "accuracy on new classes, %", transfer, x="model", lines="optimizer", where=_is_best),),
 )

@@ -40,9 +40,9 @@ def variants(scale: Scale) -> list[Point]:
     """
     if scale == "paper":
         runs = {"ImageNet": pretrain.imagenet("ViT-B/16"), "ImageNet-21k": pretrain.imagenet21k("ViT-B/16")}
-    elif scale == "tiny":
+    elif scale == "small":
         model = vit(28, 7, 64, 4, num_classes=10)
-        runs = {f"{100 * part:g} %": _small(scale, model, part, 600) for part in (0.02, 0.5)}
+        runs = {f"{100 * part:g} %": _small(scale, model, part, 3000) for part in (0.02, 0.5)}
     else:
         model = vit(32, 4, 192, 8, heads=6, mlp_ratio=4, num_classes=10)
         runs = {f"{100 * part:g} %": _small(scale, model, part, 3000) for part in (0.05, 1.0)}

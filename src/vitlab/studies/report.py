@@ -4,24 +4,29 @@ Nothing in them depends on the clock: a study that was killed and started again 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vitlab.display import format_table
 from vitlab.inspection import figures, plots
 from vitlab.io import write_bytes
 from vitlab.panels import Panel, Series
-from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, std
+from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, Verdict, std
 from vitlab.train.workdir import write_json
 
 EXPLANATION = """\
-Differences are in percentage points, paired by seed. In brackets is the percentile bootstrap interval over seeds; the \
-test images are the same for all. A claim is `supported` where the whole interval is on its side, `contradicted` where \
-it is on the other, else `inconclusive`. That two groups are equal is `supported` where the interval holds 0, which \
-proves nothing, else `contradicted`. Intervals of few seeds are narrow: with three they cover the true mean in 75 % of \
-studies, not in 95 %; one seed has none."""
+Differences are in percentage points, paired by seed and test images, which are the same for all. In brackets is the \
+95 % interval over seeds (Student's t). "Detects" is the true difference that as many seeds of this spread show with a \
+probability of 80 %, "relevant" the smallest difference that counts. A claim is `supported` where the interval is on \
+its side, `contradicted` where it is below the relevant difference, else `inconclusive`. That two groups are equal is \
+`supported` where the interval is within plus or minus the relevant difference, `contradicted` where it is outside. \
+`not tested` is what this scale cannot show."""
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+SMOKE_TEST = "a smoke test, which decides nothing: `--scale small` does"
 
 
 def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dict[str, Any]:
@@ -41,17 +46,18 @@ def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dic
 def build_report(study: Study, scale: Scale, results: Results) -> dict[str, Any]:
     """What study.json holds."""
     columns: Mapping[str, Cell] = _resolve(study.columns, results)
+    claims = [_claim(claim, results, scale) for claim in _resolve(study.claims, results)]
     return {
         "study": study.name,
         "source": study.source,
         "about": study.question,
         "scale": scale,
-        "lead": f"{_resolve(study.summary, results)} {describe_runs(results)}",
+        "lead": f"{finding(claims, scale)} {_resolve(study.summary, results)} {describe_runs(results)}",
         "table": {
             "columns": list(columns),
             "rows": [[_cell(cell, row) for cell in columns.values()] for row in results.groups(*study.rows)],
         },
-        "claims": [_claim(claim, results) for claim in _resolve(study.claims, results)],
+        "claims": claims,
         "panels": [asdict(panel) for panel in study_panels(study, results)],
         "points": [
             {
@@ -80,16 +86,27 @@ def _cell(cell: Cell, row: Results) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _claim(claim: Claim, results: Results) -> dict[str, Any]:
+def _claim(claim: Claim, results: Results, scale: Scale) -> dict[str, Any]:
     difference = results.over_seeds(claim.difference)
+    reason = SMOKE_TEST if scale == "tiny" else claim.out_of_reach if scale != "paper" else ""
     return {
         "claim": claim.text,
         "paper": claim.paper,
         "expected": claim.expected,
         "measured": asdict(difference),
         "points": str(difference),
-        "verdict": difference.verdict(claim.expected),
+        "relevant": claim.relevant,
+        "verdict": "not tested" if reason else difference.verdict(claim.expected, claim.relevant),
+        "reason": reason,
     }
+
+
+def finding(claims: Sequence[Mapping[str, Any]], scale: Scale) -> str:
+    """The first sentence of the report: how many claims are supported, contradicted, or neither."""
+    if scale == "tiny":
+        return f"This is {SMOKE_TEST}."
+    counts = Counter(claim["verdict"] for claim in claims)
+    return f"Of {len(claims)} claims: {', '.join(f'{counts[name]} {name}' for name in VERDICTS if counts[name])}."
 
 
 def study_panels(study: Study, results: Results) -> list[Panel]:
@@ -155,7 +172,14 @@ def _span(counts: Iterable[int]) -> str:
 def as_markdown(report: Mapping[str, Any]) -> str:
     """report.md."""
     claims = [
-        {"claim": row["claim"], "the paper": row["paper"], "here": row["points"], "verdict": row["verdict"]}
+        {
+            "claim": row["claim"],
+            "the paper": row["paper"],
+            "here": row["points"],
+            "detects": _points(row["measured"]["detectable"]),
+            "relevant": _points(row["relevant"]),
+            "verdict": f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"],
+        }
         for row in report["claims"]
     ]
     parts = [
@@ -180,6 +204,11 @@ def as_text(report: Mapping[str, Any]) -> str:
     for row in report["claims"]:
         lines += [f"{row['verdict']}: {row['claim']}", f"    {row['points']}; the paper: {row['paper']}"]
     return "\n".join([*lines, "", _cost(report)])
+
+
+def _points(value: float | None) -> str:
+    """Percentage points; empty for a single seed, whose detectable difference is infinite."""
+    return f"{100 * value:.1f}" if value is not None and math.isfinite(value) else ""
 
 
 def _rows(report: Mapping[str, Any]) -> list[dict[str, str]]:

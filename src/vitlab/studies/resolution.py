@@ -35,9 +35,9 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
     """The pre-training and the fine-tuning, too short to compensate for a poor initialization."""
     if scale == "paper":
         return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
-    if scale == "tiny":
-        before = pretraining(scale, vit(16, 4, 64, 4), 1000, data=CROP, fewshot=None)
-        return before, finetuning(scale, part=0.02, steps=150, batch_size=64, data=CROP)
+    if scale == "small":
+        before = pretraining(scale, vit(16, 4, 64, 4), 3000, data=CROP, fewshot=None)
+        return before, finetuning(scale, part=0.1, steps=600, batch_size=64, data=CROP)
     before = pretraining(scale, vit(16, 4, 192, 9, heads=6), 5000, data=CROP, fewshot=None)
     before = changed(before, steps=None, epochs=100.0, log_every=50)  # of half of CIFAR-10: 0.7 PFLOP
     return before, finetuning(scale, part=0.1, steps=300, batch_size=128, data=CROP)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.studies.presets import FEWSHOT, Models, comparison, fewshot_and_accuracy, vit
+from vitlab.studies.presets import FEWSHOT, Models, comparison, transfer, transfer_and_accuracy, vit
 from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
 
 DIMENSIONS = {
@@ -14,11 +14,11 @@ DIMENSIONS = {
 }
 """Each is varied alone, the last with all others, from the point `base`."""
 
-MODELS: Models = {"tiny": (vit(28, 7, 32, 2, heads=2), 800), "gpu": (vit(32, 8, 128, 4), 2500), "paper": "ViT-L/32"}
+MODELS: Models = {"small": (vit(28, 7, 32, 2, heads=2), 3000), "gpu": (vit(32, 8, 128, 4), 2500), "paper": "ViT-L/32"}
 
 SETTINGS = {"depth": "depth", "width": "width", "mlp": "mlp_dim", "patch": "patch_size"}
 SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
-    "tiny": {
+    "small": {
         "base": ((2, 32, 64, 7),),
         "depth": (4, 8, 16),
         "width": (64, 96, 128),
@@ -47,7 +47,7 @@ SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
 
 The paper does not print which values it tried: these span about the tenfold compute of Fig. 8.
 """
-HEAD_WIDTH = {"tiny": 16, "gpu": 32, "paper": 64}
+HEAD_WIDTH = {"small": 16, "gpu": 32, "paper": 64}
 """The same for all shapes."""
 
 
@@ -96,7 +96,7 @@ def _claims(results: Results) -> list[Claim]:
             difference(metric, largest[ahead].labels, largest[behind].labels),
         )
         for text, paper, ahead, behind in CLAIMS
-        for metric, by in ((FEWSHOT, "5-shot"), ("accuracy", "on the pre-training task"))
+        for metric, by in ((transfer, "in transfer"), ("accuracy", "on the pre-training task"))
     ]
 
 
@@ -113,8 +113,9 @@ SHAPE = Study(
         "shape": "shape",
         "compute": lambda row: f"{compute(row):.2f}",
         "5-shot, %": percent(FEWSHOT),
+        "transfer, %": percent(transfer),
         "accuracy, %": percent("accuracy"),
     },
     claims=_claims,
-    charts=fewshot_and_accuracy("Shape", x=compute, lines=_lines, x_label="relative compute", log_x=True),
+    charts=transfer_and_accuracy("Shape", x=compute, lines=_lines, x_label="relative compute", log_x=True),
 )

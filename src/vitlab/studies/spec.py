@@ -7,7 +7,6 @@ an interval over seeds covers other seeds, and not other test images.
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +15,20 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ModelConfig
 from vitlab.panels import Panel
 from vitlab.settings import to_dict
 
-Scale = Literal["tiny", "gpu", "paper"]
-"""`tiny` is for two CPU cores, `gpu` for one GPU; `paper` is the original."""
-SEEDS = (0, 1, 2)
-CONFIDENCE = 0.95
+Scale = Literal["tiny", "small", "gpu", "paper"]
+"""`small` is for two CPU cores, `gpu` for one GPU; `paper` is the original; `tiny` is `small` with short runs of one
+seed, which show that everything works and decide nothing."""
+SEEDS = (0, 1, 2, 3, 4)
+CONFIDENCE, POWER = 0.95, 0.8
+SHORTER = 20
+"""Steps of a run at `small` for one at `tiny`."""
 Labels = Mapping[str, str | float]
 
 
@@ -109,25 +112,33 @@ def format_percent(values: Float[np.ndarray, " n"]) -> str:
     return f"{mean} ± {100 * std(values):.1f}" if len(values) > 1 else mean
 
 
+Verdict = Literal["supported", "contradicted", "inconclusive", "not tested"]
+
+
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference with its 95 % bootstrap interval."""
+    """A mean difference over paired seeds with its 95 % interval, Student's t."""
 
     mean: float
     low: float
     high: float
     """Bounds of the interval; infinite for a single pair."""
+    detectable: float
+    """The true difference that as many seeds of this spread show with a probability of 80 %; infinite for one pair."""
     pairs: int
     """Number of seeds."""
 
-    def verdict(self, expected: Literal["more", "equal"] = "more") -> str:
-        """`supported`, `contradicted` or `inconclusive`, by the interval alone; always the last for a single seed."""
-        low, high = self.low, self.high
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return "inconclusive"
-        if expected == "equal":
-            return "supported" if low <= 0 <= high else "contradicted"
-        return "supported" if low > 0 else "contradicted" if high < 0 else "inconclusive"
+    def verdict(self, expected: Literal["more", "equal"], relevant: float) -> Verdict:
+        """By the interval alone. `relevant` is the smallest difference that counts as one, 0.01 a percentage point.
+
+        more: supported where all of the interval is above 0, contradicted where all of it is below `relevant`.
+        equal: supported where all of it is within +-`relevant`, contradicted where all of it is outside.
+        """
+        if expected == "more":
+            return "supported" if self.low > 0 else "contradicted" if self.high < relevant else "inconclusive"
+        if -relevant < self.low and self.high < relevant:
+            return "supported"
+        return "contradicted" if self.low >= relevant or self.high <= -relevant else "inconclusive"
 
     def __str__(self) -> str:
         """In percentage points: "+2.1 (1.3 to 2.8)"; for a single pair "+2.1 (one seed)"."""
@@ -135,18 +146,15 @@ class Difference:
         return f"{mean:+.1f} (one seed)" if self.pairs == 1 else f"{mean:+.1f} ({low:.1f} to {high:.1f})"
 
 
-def interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Bounds of the percentile bootstrap interval of the mean: infinite for one value, NaN where one is NaN.
-
-    Exact: all n^n resamples are enumerated, so five seeds at most. Intervals of few seeds are narrow. With three, the
-    interval spans the three differences (the smallest resampled mean has a chance of 1 in 27, more than 2.5 %) and
-    covers the true mean in 75 % of studies, not in 95 %; with five, in about 85 %.
-    """
-    if len(values) == 1:
-        return -math.inf, math.inf
-    means = np.array(list(itertools.product(values, repeat=len(values)))).mean(axis=1)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="inverted_cdf")
-    return float(low), float(high)
+def paired_difference(values: Float[np.ndarray, " n"]) -> Difference:
+    """Mean, interval and detectable difference of one difference per seed; NaN where one of them is NaN."""
+    count = len(values)
+    if count == 1:
+        return Difference(float(values[0]), -math.inf, math.inf, math.inf, 1)
+    error = std(values) / math.sqrt(count)
+    half_width, power = (float(stdtrit(count - 1, p)) * error for p in (0.5 + CONFIDENCE / 2, POWER))
+    mean = float(values.mean())
+    return Difference(mean, mean - half_width, mean + half_width, half_width + power, count)
 
 
 # Results
@@ -249,7 +257,7 @@ class Results:
         """Mean and interval of a difference that is measured on the runs of each seed."""
         by_seed = [self.select(lambda run, seed=seed: run.point.config.seed == seed) for seed in self.seeds]
         values = np.array([measure(runs) for runs in by_seed])
-        return Difference(float(values.mean()), *interval(values), len(values))
+        return paired_difference(values)
 
 
 def difference(
@@ -296,6 +304,10 @@ class Claim:
     """Of the group that is expected to be ahead from the other, in the runs of one seed; 0.01 is a percentage point."""
     expected: Literal["more", "equal"] = "more"
     """`equal`: the paper sees no difference beyond noise."""
+    relevant: float = 0.005
+    """The smallest difference that counts as one."""
+    out_of_reach: str = ""
+    """Why no scale but the paper's can show it, and so none contradicts it."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +351,21 @@ class Study:
     seeds: tuple[int, ...] = SEEDS
 
     def points(self, scale: Scale) -> list[Point]:
-        """Every variant at every seed; at the paper's scale with the first seed only."""
-        variants, seeds = self.variants(scale), self.seeds[:1] if scale == "paper" else self.seeds
+        """Every variant at every seed: all of them at `small`, three at `gpu`, one at `tiny` and at the paper's scale."""
+        variants = list(map(shortened, self.variants("small"))) if scale == "tiny" else self.variants(scale)
+        seeds = self.seeds[: {"tiny": 1, "small": None, "gpu": 3, "paper": 1}[scale]]
         return [point.with_seed(seed) for seed in seeds for point in variants]
+
+
+def shortened(point: Point) -> Point:
+    """The point with a twentieth of its steps or epochs."""
+    config = point.config
+    steps, epochs, eval_every = config.steps, config.epochs, config.eval_every
+    config = dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps // SHORTER),
+        steps=steps and max(2, steps // SHORTER),
+        epochs=epochs and epochs / SHORTER,
+        eval_every=eval_every and max(1, eval_every // SHORTER),
+    )
+    return dataclasses.replace(point, config=config)
