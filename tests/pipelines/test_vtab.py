@@ -19,7 +19,7 @@ from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, label_preserving, summary, vtab
+from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, label_preserving, vtab
 from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import METRICS, Workdir
@@ -118,6 +118,7 @@ def test_two_tasks(finished: Finished) -> None:
     assert (result["mean"], set(result["groups"].values()), result["scored_on"]) == (None, {None}, "test")
     assert len(result["missing"]) == 17
     assert json.loads((finished.folder / "result.json").read_text()) == result
+    assert not (finished.folder / "figure.png").exists(), "no group is complete"
 
 
 def test_an_interrupted_call_is_resumed(
@@ -236,43 +237,6 @@ def test_invalid_settings(setting: TrainConfig, pretrained: Outcome, workdir: Pa
         with pytest.raises(UserError, match=message):
             score(workdir, dataclasses.replace(setting, **changes), root, tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-# ---------------------------------------------------------------------------------------------------- means
-
-# ViT-H/14 (JFT) in Table 9, per cent; its mean is 77.6 there.
-TABLE_9 = [95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9, 83.3, 96.7, 91.4, 76.6]
-TABLE_9 += [91.7, 63.8, 53.1, 79.4, 63.3, 84.5, 33.2, 51.2]
-
-
-def records(accuracies: Any) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"accuracy": value / 100, "images": TASKS[name].test_size, "skipped": 0}
-        for name, value in zip(TASKS, accuracies, strict=True)
-    }
-
-
-def test_means_by_hand() -> None:
-    result = summary(records(TABLE_9), {})
-    assert result["groups"]["natural"] == pytest.approx(sum(TABLE_9[:7]) / 700)
-    assert result["groups"]["specialized"] == pytest.approx((83.3 + 96.7 + 91.4 + 76.6) / 400)
-    assert result["groups"]["structured"] == pytest.approx(sum(TABLE_9[11:]) / 800)
-    assert result["mean"] == pytest.approx(sum(TABLE_9) / 1900)
-    assert result["mean"] == pytest.approx(0.776, abs=5e-4)
-    assert result["missing"] == {}
-
-
-def test_no_mean_with_a_task_missing() -> None:
-    done = records(TABLE_9)
-    del done["dmlab"]
-    result = summary(done, {"dmlab": "no such file"})
-    assert (result["groups"]["structured"], result["mean"]) == (None, None)
-    assert result["missing"] == {"dmlab": "no such file"}
-    lines = [" ".join(line.split()) for line in as_table(result | {"scored_on": "test"}).splitlines()]
-    assert "Caltech101 natural 6,084 95.30%" in lines
-    assert "mean of specialized: 87.00%" in lines
-    assert "mean of structured: none: 7 of its 8 tasks are there" in lines
-    assert "missing: dmlab: no such file" in lines
 
 
 def test_a_corrupt_result_counts_as_none(tmp_path: Path) -> None:

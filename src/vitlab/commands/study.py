@@ -22,7 +22,9 @@ class Study:
     """Run one of the paper's studies: a table, a figure and a verdict on each claim. Continues an interrupted study."""
 
     name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME")] = ""
-    """One of `vitlab study --list`."""
+    """One of `vitlab study --list`, or `table2` or `table5`."""
+    runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")] = ()
+    """For `table2` and `table5`: the folders of `vitlab finetune` and `vitlab vtab` to lay out beside the paper's."""
     list: bool = False
     """List the studies and exit, as without a NAME."""
     scale: Literal["tiny", "small", "gpu", "paper"] = "tiny"
@@ -45,11 +47,18 @@ class Study:
 
     def run(self) -> int:
         from vitlab.studies import STUDIES
+        from vitlab.studies.tables import TABLES
 
         if self.list or not self.name:
             return List("studies", json=self.json).run()
+        if self.name in TABLES:
+            return self._print_table()
+        if self.runs:
+            raise UserError(f"{self.runs[0]}: only {' and '.join(TABLES)} take folders of runs.")
         if self.name not in STUDIES:
-            raise UserError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
+            raise UserError(
+                f"unknown study {self.name!r}; {nearest(self.name, [*STUDIES, *TABLES])}. `vitlab study --list`"
+            )
         without_effect = ("processes", "device") if self.dry_run else ("tflops",)
         for name in without_effect:
             if getattr(self, name) != getattr(Study, name):
@@ -67,6 +76,16 @@ class Study:
         result = runner.run_study(study, plan, processes=self.processes, device=self.device)
         text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
         print_result(result, self.json, text)
+        return 0
+
+    def _print_table(self) -> int:
+        from vitlab.studies.tables import as_text, layout
+
+        for name in ("scale", "dry_run", "out", "dataset", "root", "processes", "tflops", "device"):
+            if getattr(self, name) != getattr(Study, name):
+                raise UserError(f"--{name.replace('_', '-')} has no effect with {self.name}, which starts no runs.")
+        table = layout(self.name, self.runs)
+        print_result(table, self.json, as_text(table))
         return 0
 
 

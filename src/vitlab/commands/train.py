@@ -142,7 +142,8 @@ class Vtab:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.vtab import as_table, vtab
+        from vitlab.pipelines.vtab import vtab
+        from vitlab.pipelines.vtab_table import as_table
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:

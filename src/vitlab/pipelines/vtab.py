@@ -1,7 +1,7 @@
 """Table 4 and App. D.10: VTAB-1k. One setting for all 19 tasks, each fine-tuned on 1,000 examples and tested whole.
 
 Augmentation that would change a task's labels is left out (`label_preserving`).
-The result is the plain mean over the tasks, and over those of each group; there is none while a task is missing.
+The means of the tasks, Table 9 and Fig. 2 are in `vtab_table`.
 Deviation: the benchmark's code drops the last, incomplete batch of a test part; here every image counts once.
 """
 
@@ -9,20 +9,21 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
-from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
-from vitlab.display import format_table
+from vitlab.data.vtab.tasks import TASKS, task_named
 from vitlab.errors import UserError
-from vitlab.io import find_corrupt_files
+from vitlab.inspection import figures, plots
+from vitlab.io import find_corrupt_files, write_bytes
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, Splits, run
+from vitlab.pipelines.vtab_table import figure2, summary
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
@@ -32,9 +33,6 @@ from vitlab.weights import load_model
 # As in BiT (Kolesnikov et al. 2020), whose pre-processing the paper takes for VTAB.
 NO_CROP = ("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
 NO_FLIP = ("dsprites_location", "dsprites_orientation", "smallnorb_azimuth")
-MEANS = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
-MEANS |= {"all 19": list(TASKS)}
-"""The tasks of each mean."""
 
 
 def vtab(
@@ -52,7 +50,8 @@ def vtab(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
-    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
+    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json. OUT/figure.png is
+    Fig. 2, once a group is complete; not for `select`.
 
     tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
     select: train on the 800 and score on the 200, without the test parts. `log` receives each task's accuracy. The same
@@ -95,6 +94,9 @@ def vtab(
         records = {name: record for name in TASKS if (record := record_of(name))}
         result = summary(records, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
+        panel = None if select else figure2(result, Path(checkpoint).name)
+        if world.is_rank_0 and panel:
+            write_bytes(folder.path / "figure.png", figures.png(plots.panels([panel])))
     return result
 
 
@@ -144,38 +146,3 @@ def _record(folder: Path) -> dict[str, Any] | None:
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
     return {name: test[name] for name in ("accuracy", "images", "skipped")}
-
-
-def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:
-    """The records of the tasks and their plain means: of each group and of all 19, None where a task is missing.
-
-    missing: the reasons for some of them; the others get the source of their data.
-    """
-
-    def mean(group: str) -> float | None:
-        names = MEANS[group]
-        return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
-
-    rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
-    return {
-        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
-        "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
-        "groups": {group: mean(group) for group in GROUPS},
-        "mean": mean("all 19"),
-    }
-
-
-def as_table(result: Mapping[str, Any]) -> str:
-    """The tasks, the means, and what is missing for them."""
-    rows = []
-    for row in result["tasks"].values():
-        note = f"{row['skipped']} could not be read" if row["skipped"] else ""
-        shown = {name: row[name] for name in ("task", "group", "images")}
-        rows.append({**shown, "accuracy": f"{row['accuracy']:.2%}", "": note})
-    lines = [format_table(rows)]
-    for group, names in MEANS.items():
-        mean, count = result["groups"].get(group, result["mean"]), len(result["tasks"].keys() & set(names))
-        text = f"{mean:.2%}" if mean is not None else f"none: {count} of its {len(names)} tasks are there"
-        lines.append(f"mean of {group}: {text}")
-    lines += [f"missing: {name}: {reason}" for name, reason in result["missing"].items()]
-    return "\n".join([*lines, f"scored on: {result['scored_on']}"])

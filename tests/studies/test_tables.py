@@ -1,0 +1,103 @@
+"""Tables 2 and 5: the paper's rows against its other tables, and finished runs laid out beside them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.commands.study import Study
+from vitlab.errors import UserError
+from vitlab.io import write_sums
+from vitlab.pipelines.vtab_table import printed_mean
+from vitlab.studies.scaling import TABLE6
+from vitlab.studies.tables import TABLES, as_text, layout
+
+START = "mine.npz sha256:0123456789abcdef"
+
+
+def folder_of(path: Path, settings: dict[str, Any], result: dict[str, Any]) -> Path:
+    """A finished run's files."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"start": START, "command": "finetune"} | settings))
+    (path / "result.json").write_text(json.dumps(result))
+    write_sums(path, ["config.json", "result.json"])
+    return path
+
+
+def finetuned(path: Path, dataset: str, mean: float, sd: float | None = None, start: str = START) -> Path:
+    result = {"test": {"accuracy": 0.1}, "accuracy_mean": mean, "accuracy_sd": sd}
+    return folder_of(path, {"data": {"name": dataset}, "start": start}, result)
+
+
+def vtab_run(path: Path, mean: float | None, select: bool = False) -> Path:
+    result = {"mean": mean, "missing": {} if mean else {"dmlab": "no such file"}}
+    return folder_of(path, {"command": "vtab", "select": select}, result)
+
+
+def test_rows_of_the_paper_agree_with_its_other_tables() -> None:
+    """JFT's rows of Table 5 are those of Table 6 with the most epochs, but for H/14; Table 2's VTAB is Table 9's."""
+    columns = TABLES["table5"].columns
+    longest = {run.model: run for run in TABLE6}  # 7 epochs stand before 14
+    for name in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"):
+        printed = dict(zip(columns, map(float, TABLES["table5"].rows[f"{name}, JFT"]), strict=True))
+        run = longest[name]
+        expected = {"CIFAR-10": run.cifar10, "CIFAR-100": run.cifar100, "ImageNet": run.imagenet}
+        expected |= {"ReaL": run.real, "Flowers": run.flowers, "Pets": run.pets}
+        assert printed == expected
+    vtab = [float(row[-1].partition("±")[0]) for row in list(TABLES["table2"].rows.values())[:3]]
+    assert vtab == pytest.approx([printed_mean(model, "all 19") for model in range(3)], abs=0.02)
+
+
+def test_a_row_for_each_checkpoint(tmp_path: Path) -> None:
+    other = "other.npz sha256:fedcba9876543210"
+    folders = [
+        finetuned(tmp_path / "a", "cifar10", 0.98765, 0.0004),
+        finetuned(tmp_path / "b", "folder:/data/flowers102", 0.99),
+        vtab_run(tmp_path / "c", 0.7),
+        finetuned(tmp_path / "d", "shards:data/cifar10", 0.9, start=other),
+    ]
+    table = layout("table2", folders)
+    first, second, third, *_ = table["rows"]
+    assert first == {
+        "model": "mine.npz", "": "here", "ImageNet": "", "ReaL": "", "CIFAR-10": "98.77±0.04", "CIFAR-100": "",
+        "Pets": "", "Flowers": "99.00", "VTAB": "70.00",
+    }  # fmt: skip
+    assert (second["model"], second["CIFAR-10"], second["VTAB"]) == ("other.npz", "90.00", "")
+    assert (third["model"], third[""], third["ReaL"]) == ("ViT-H/14, JFT", "paper", "90.72±0.05")
+    assert len(table["rows"]) == 2 + 4
+    lines = [" ".join(line.split()) for line in as_text(table).splitlines()]
+    assert "mine.npz here 98.77±0.04 99.00 70.00" in lines
+    assert lines[-1].startswith("Table 2: fine-tuned at 384 pixels")
+
+
+def test_what_a_table_refuses(tmp_path: Path) -> None:
+    one = finetuned(tmp_path / "one", "cifar10", 0.9)
+    for folders, message in (
+        ([one, finetuned(tmp_path / "two", "cifar10", 0.8)], "second result of mine.npz on CIFAR-10"),
+        ([finetuned(tmp_path / "digits", "digits", 0.8)], "of digits; table5 has CIFAR-10, "),
+        ([vtab_run(tmp_path / "vtab", 0.7)], "of vtab; table5 has"),
+        ([tmp_path], "no finished run"),
+        ([folder_of(tmp_path / "p", {"command": "pretrain"}, {})], "a run of `vitlab pretrain`"),
+    ):
+        with pytest.raises(UserError, match=message):
+            layout("table5", folders)
+    for run, message in (
+        (vtab_run(tmp_path / "some", None), "no mean of the 19 tasks of VTAB: 1 are missing"),
+        (vtab_run(tmp_path / "select", 0.7, select=True), "200 images of --select"),
+    ):
+        with pytest.raises(UserError, match=message):
+            layout("table2", [run])
+    (one / "result.json").write_text("{}")
+    with pytest.raises(UserError, match="no finished run"):
+        layout("table5", [one])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Study("table5", (finetuned(tmp_path / "a", "pets", 0.5),), json=True).run() == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert (rows[0]["model"], rows[0]["Pets"], len(rows)) == ("mine.npz", "50.00", 15)
+    with pytest.raises(UserError, match="--scale has no effect with table2"):
+        Study("table2", scale="gpu").run()
+    with pytest.raises(UserError, match="only table2 and table5 take folders"):
+        Study("positions", (tmp_path,)).run()
