@@ -1,27 +1,34 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Labels, Metric, Point, Result, Results, Scale, Study, difference, percent
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
 """Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
+SMALL_STEPS = {0.01: 800, 0.05: 1500, 0.2: 2500, 1.0: 4500}
+"""Part -> steps at `small`, enough for each to converge: 100 epochs of the least data, 6 of all."""
+SMALL_DATA = {"fashion_mnist": ("small",), "cifar10": ("small", "large")}
+"""Data set at `small` -> sizes of the models that learn from it."""
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
+FAMILIES = ("ViT", "ResNet")
+FEW_IMAGES = "in the paper ViTs overtake between 9 and 300 million images"
 
-# 2 to 8 million multiply-accumulates an image at `small`, 24 to 185 million at `gpu`.
+# 4 or 8 million multiply-accumulates an image at `small`, 24 to 185 million at `gpu`.
 MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {
     "small": {
-        "ViT-64/7": ("ViT", "small", vit(28, 7, 64, 4)),
-        "ViT-96/7": ("ViT", "large", vit(28, 7, 96, 6)),
-        "R8x0.5": ("ResNet", "small", resnet(28, (1, 1))),
-        "R14x0.5": ("ResNet", "large", resnet(28, (2, 2))),
-        "R8x0.5+ViT-64": ("hybrid", "small", vit(28, 1, 64, 2, stem=ResNetBody((1, 1), width=32))),
+        "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
+        "R8x0.5": ("ResNet", "small", changed(resnet(28, (1, 1)), num_classes=10)),
+        "ViT-6x96/7": ("ViT", "large", vit(28, 7, 96, 6, num_classes=10)),
     },
     "gpu": {
         "ViT-128/4": ("ViT", "small", vit(32, 4, 128, 6)),
@@ -46,50 +53,62 @@ PAPER = {
 def early_stopped(result: Result) -> float:
     """Metric: few-shot accuracy at the evaluation with the best accuracy on held-out images.
 
-    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images.
+    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. At `small`,
+    whose runs have no few-shot accuracy, it is the test accuracy of the last weights.
     """
     config = result.point.config
-    assert config.fewshot is not None
+    if config.fewshot is None:
+        return result.metrics["accuracy"]
     metric = f"fewshot_{config.fewshot.shots[0]}shot"
     evaluations = [record for record in result.records if metric in record]
     return max(evaluations, key=lambda record: record[f"{config.data.eval_split}_accuracy"])[metric]
 
 
-MEASURES = (
-    (PRETRAINING, early_stopped, "few-shot accuracy on other classes"),
-    (FINETUNING, "accuracy", "fine-tuned accuracy on other classes"),
-)
+MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy", "fine-tuned"))
 """Fig. 4 and Fig. 3."""
 
 
 def variants(scale: Scale) -> list[Point]:
-    """Every model on every part with the same settings and steps, as in the paper; then fine-tuned.
-
-    At `small` only the models of the least and the most data are fine-tuned.
-    """
-    candidates = _paper() if scale == "paper" else _small(scale)
-    parts = GPU_PARTS if scale == "gpu" else PARTS
+    """Every model on every part; at the larger scales with the same steps for all, and then fine-tuned."""
+    if scale == "small":
+        return [
+            _point(name, family, size, part, pretraining(scale, model, steps, **_own_task(data, part)), data)
+            for data, sizes in SMALL_DATA.items()
+            for name, (family, size, model) in MODELS[scale].items()
+            if size in sizes
+            for part, steps in SMALL_STEPS.items()
+        ]
+    candidates, parts = (_paper(), PARTS) if scale == "paper" else (_gpu(), GPU_PARTS)
+    before = [
+        _point(name, family, size, part, changed(config, data={"part": part}))
+        for name, (family, size, config) in candidates.items()
+        for part in parts
+    ]
     after = _finetuning(scale)
-    before, tuned = [], []
-    for name, (family, size, config) in candidates.items():
-        for part in parts:
-            labels = {"model": name, "family": family, "size": size, "part": part}
-            pretrained = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}"
-            before.append(Point(pretrained, changed(config, data={"part": part}), labels | {"run": PRETRAINING}))
-            if scale != "small" or part in (parts[0], parts[-1]):
-                tuned.append(
-                    Point(f"{pretrained}.finetuned", after, labels | {"run": FINETUNING}, init_from=pretrained)
-                )
+    labels = {"run": FINETUNING}
+    tuned = [Point(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in before]
     return before + tuned
 
 
-def _small(scale: Scale) -> dict[str, tuple[str, str, TrainConfig]]:
+def _point(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> Point:
+    labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
+    path = [data, name.replace("/", "-").replace("+", "-"), f"{100 * part:g}"]
+    return Point(".".join(filter(None, path)), config, labels)
+
+
+def _own_task(data: str, part: float) -> dict[str, Any]:
+    """Settings of a run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
+    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
+    return {"data": images, "fewshot": None}
+
+
+def _gpu() -> dict[str, tuple[str, str, TrainConfig]]:
     """The held-out images choose the evaluation that counts."""
-    steps = 600 if scale == "small" else 2500
+    steps = 2500
     more: dict[str, Any] = {"eval_every": steps // 5, "fewshot": {"test_images": 1000}}
     more["data"] = {"train_split": "train", "eval_split": "val", "pad": 3}
-    models = MODELS[scale].items()
-    return {name: (kind, size, pretraining(scale, model, steps, **more)) for name, (kind, size, model) in models}
+    models = MODELS["gpu"].items()
+    return {name: (kind, size, pretraining("gpu", model, steps, **more)) for name, (kind, size, model) in models}
 
 
 def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
@@ -108,8 +127,6 @@ def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
 def _finetuning(scale: Scale) -> FinetuneConfig:
     if scale == "paper":
         return changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
-    if scale == "small":
-        return finetuning(scale, part=0.01, steps=100, batch_size=32)
     return finetuning(scale, part=0.1, steps=300, batch_size=128)
 
 
@@ -121,37 +138,72 @@ def _images(results: Results) -> dict[float, int]:
 
 def _columns(results: Results) -> dict[str, Any]:
     metrics = {run: (metric, title) for run, metric, title in MEASURES}
-    columns: dict[str, Any] = {"model": "model", "measured, %": lambda row: metrics[row.labels["run"]][1]}
-    for part, count in _images(results).items():
-        columns[f"{count:,} images"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(row)
+    columns: dict[str, Any] = {"data": "data", "model": "model"}
+    columns["measured, %"] = lambda row: metrics[row.labels["run"]][1]
+    for part in _images(results):
+        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(row)
     return columns
 
 
+def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], float]:
+    """By how much more accuracy `ahead` gains than `behind` with each tenfold of images: the slope of the line through
+    their difference over the logarithm of the images."""
+
+    def slope(runs: Results) -> float:
+        images = _images(runs)
+        gaps = [difference(metric, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
+        return float(np.polyfit(np.log10(list(images.values())), gaps, 1)[0])
+
+    return slope
+
+
 def _claims(results: Results) -> list[Claim]:
-    least, most = ({"part": part} for part in (min(_images(results)), max(_images(results))))
+    """The claims about the models and data sets that this scale has."""
+    images = _images(results)
+    least, most = ({"part": part} for part in (min(images), max(images)))
     claims = []
-    for size, names in (("small", "ViT-B/32 and R50x1"), ("large", "ViT-L/16 and R152x2")):
-        vit, resnet = ({"run": PRETRAINING, "family": family, "size": size} for family in ("ViT", "ResNet"))
+    for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
+        data, size = group.labels["data"], group.labels["size"]
+        vit, resnet = ({"run": PRETRAINING, "data": data, "size": size, "family": family} for family in FAMILIES)
+        where = f"of the {size} models" + (f" on {data}" if data else "")
+        names = "ViT-L/16 and R152x2" if size == "large" else "ViT-B/32 and R50x1"
         paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        compared = {
-            "With the least data the ResNet is ahead": (resnet | least, vit | least),
-            "More data brings the ViT more than the ResNet": (
-                (vit | most, resnet | least),
-                (vit | least, resnet | most),
-            ),
-            "With all data the ViT is ahead": (vit | most, resnet | most),
-        }
+        behind = difference(early_stopped, {**resnet, **least}, {**vit, **least})
+        ahead = difference(early_stopped, {**vit, **most}, {**resnet, **most})
+        gains = gain(early_stopped, vit, resnet)
         claims += [
-            Claim(f"{text}, of the {size} models.", paper, difference(early_stopped, *sides))
-            for text, sides in compared.items()
+            Claim(f"With the least data the ResNet is ahead, {where}.", paper, behind),
+            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gains),
+            Claim(f"With all data the ViT is ahead, {where}.", paper, ahead, out_of_reach=FEW_IMAGES if data else ""),
         ]
     for run, metric, title in MEASURES:
-        large, small = ({"run": run, "family": "ViT", "size": size} for size in ("large", "small"))
-        text = f"More data brings the larger ViT more than the smaller one: {title}."
-        paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
-        sides = (large | most, small | least), (large | least, small | most)
-        claims.append(Claim(text, paper, difference(metric, *sides)))
+        vits = results.select(lambda result, run=run: result.point.labels["run"] == run)
+        for data in vits.select(lambda result: result.point.labels["size"] == "large").values("data"):
+            large, small = ({"run": run, "data": data, "family": "ViT", "size": size} for size in ("large", "small"))
+            where = f"{data}, {title}" if data else title
+            text = f"Tenfold data brings the larger ViT more than the smaller one ({where})."
+            paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
+            claims.append(Claim(text, paper, gain(metric, large, small)))
     return claims
+
+
+def _charts(results: Results) -> list[Chart]:
+    """Accuracy over images, of every data set, pre-trained and where this scale has it fine-tuned."""
+    return [
+        Chart(
+            f"{data}, {title}" if data else title.capitalize(),
+            "accuracy",
+            metric,
+            x=lambda group: _images(group)[float(group.labels["part"])],
+            lines="model",
+            where=lambda group, shown=(run, data): (group.labels["run"], group.labels["data"]) == shown,
+            x_label="images learned from",
+            log_x=True,
+        )
+        for run, metric, title in MEASURES
+        for data in results.values("data")
+        if any((result.point.labels["run"], result.point.labels["data"]) == (run, data) for result in results)
+    ]
 
 
 DATA_SIZE = Study(
@@ -159,23 +211,12 @@ DATA_SIZE = Study(
     source="Fig. 3, Fig. 4, Sec. 4.3",
     question="How much data does a ViT need before it is as good as a ResNet?",
     variants=variants,
-    summary="Every model learns from nested parts of the data, always for as many steps and with the same settings. "
-    "Its few-shot accuracy is that of the evaluation with the best accuracy on held-out images, its fine-tuned "
-    "accuracy that of the last weights.",
-    rows=("run", "model"),
+    summary="Every model learns from nested parts of the data. At the scale `small` it takes from 100 epochs of the "
+    "least to 6 of all data and is tested on its own task; at the others it always takes as many steps, its few-shot "
+    "accuracy is that of the evaluation with the best accuracy on held-out images, and its fine-tuned accuracy that of "
+    "the last weights.",
+    rows=("run", "data", "model"),
     columns=_columns,
     claims=_claims,
-    charts=tuple(
-        Chart(
-            title.capitalize(),
-            "accuracy",
-            metric,
-            x=lambda group: _images(group)[float(group.labels["part"])],
-            lines="model",
-            where=lambda group, run=run: group.labels["run"] == run,
-            x_label="images learned from",
-            log_x=True,
-        )
-        for run, metric, title in MEASURES
-    ),
+    charts=_charts,
 )

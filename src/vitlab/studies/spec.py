@@ -351,7 +351,7 @@ class Study:
     seeds: tuple[int, ...] = SEEDS
 
     def points(self, scale: Scale) -> list[Point]:
-        """Every variant at every seed: all of them at `small`, three at `gpu`, one at `tiny` and at the paper's scale."""
+        """Every variant at every seed: at `gpu` the first three, at `tiny` and at the paper's scale the first."""
         variants = list(map(shortened, self.variants("small"))) if scale == "tiny" else self.variants(scale)
         seeds = self.seeds[: {"tiny": 1, "small": None, "gpu": 3, "paper": 1}[scale]]
         return [point.with_seed(seed) for seed in seeds for point in variants]
