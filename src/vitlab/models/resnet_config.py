@@ -34,7 +34,7 @@ class ResNetBody:
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
     min_group_size: PositiveInt = 1
-    """Fewest channels in a group of GroupNorm, which has at most 32 groups. With BiT's 1 each of 32 channels is alone."""
+    """Fewest channels in a group of GroupNorm, which has at most 32; with BiT's 1 each of 32 channels is alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
