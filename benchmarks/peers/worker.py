@@ -26,6 +26,8 @@ from loops import fit_huggingface, fit_timm
 STARTED = time.time()
 HEAD_VIEWS = 4
 """Augmented views of an image for the least-squares head of vitlab, its default."""
+HEAD_IMAGES = 5_000
+"""Training images at most that pass through this head: those that it is fitted to, and those held out."""
 REFIT_EPOCHS = 5
 """Epochs from which the final run of vitlab trains again."""
 FACTORS = (0.3, 1.0, 3.0)
@@ -53,7 +55,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         else:
             count = len(job.examples)
             views = HEAD_VIEWS if job.images > (1 + HEAD_VIEWS) * count else None
-            left = job.images - (1 + (views or 0)) * count
+            left = job.images - (1 + (views or 0)) * min(count, HEAD_IMAGES)
             refit = left // 2 >= REFIT_EPOCHS * count
             amount = ["--image-size", str(job.image_size), "--head-views", str(views), "--batch-size", "32"]
             amount += ["--steps", str(left // 64 if refit else left // 32)]
@@ -67,7 +69,8 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         settings = json.loads(Path(out, "run", "config.json").read_text())
     runs = len(result["sweep"]) + settings["refit"] * len(result["runs"])
     steps = settings["steps"] if runs else 0
-    images = runs * steps * settings["batch_size"] + settings["examples"] * (1 + (settings["head_views"] or 0))
+    images = runs * steps * settings["batch_size"]
+    images += result["linear"]["fitted_images"] * (1 + (settings["head_views"] or 0))
     row = {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
     return row | {"chosen_size": settings["model"]["image_size"], "part": settings["data"]["part"]}
 

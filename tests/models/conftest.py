@@ -73,7 +73,7 @@ KINDS: dict[str, ModelConfig] = {
     "v1, root": resnet(layers=()),
     "v2, odd": resnet(ODD, **BIT),
     "v2, -inf": resnet(**{**BIT, "pool_padding": "-inf"}),
-    "v2, no head": resnet(ODD, 0, version="v2", weight_eps_on="variance", group_norm_eps=1e-4, num_groups=8),
+    "v2, no head": resnet(ODD, 0, version="v2", weight_eps_on="variance", group_norm_eps=1e-4, min_group_size=8),
     "axial v2": resnet(ODD, mixing="axial", **BIT),
 }
 TRACED = {"relative, registers", "hybrid, odd", "axial v2"}

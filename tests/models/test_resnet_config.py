@@ -20,9 +20,10 @@ def test_the_feature_map_after_the_stages(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"width": 40}, "width of 40 channels cannot be normalized in 32 groups; give a multiple of 32"),
-        ({"width": 0}, "width of 0 channels"),
-        ({"width": 36, "num_groups": 8}, "36 channels cannot be normalized in 8 groups; give a multiple of 8"),
+        ({"width": 40}, "width of 40 leaves 40 channels for 32 groups of min_group_size=1; give a multiple of 32"),
+        ({"width": 0}, "width of 0 leaves 0 channels for 0 groups"),
+        ({"width": 8, "min_group_size": 16}, "width of 8 leaves 8 channels for 0 groups"),
+        ({"width": 36, "min_group_size": 4}, "width of 36 leaves 144 channels for 32 groups"),
         ({"layers": (3, 0, 6)}, r"layers are \(3, 0, 6\); .* 1 unit or more"),
         ({"layers": (1,) * 17}, "16 stages"),
         ({"weight_eps": -1.0}, "weight_eps is -1"),
@@ -32,3 +33,10 @@ def test_the_feature_map_after_the_stages(
 def test_invalid_settings_name_the_allowed_ones(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         ResNetBody(**settings)
+
+
+def test_groups_have_at_least_so_many_channels() -> None:
+    """BiT's 32 groups, unless that leaves fewer channels in each."""
+    channels = (32, 64, 128, 512, 1024)
+    assert [ResNetBody(width=32).num_groups(count) for count in channels] == [32] * 5
+    assert [ResNetBody(width=32, min_group_size=16).num_groups(count) for count in channels] == [2, 4, 8, 32, 32]

@@ -19,7 +19,7 @@ from vitlab.evaluation.features import Features
 from vitlab.pipelines import finetune, linear_stage, pretrain, sweep
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
-from vitlab.pipelines.linear_stage import LinearStage, check_head, hold_out_indices
+from vitlab.pipelines.linear_stage import LinearStage, check_head, head_images, hold_out_indices
 from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
 from vitlab.train.microbatch import StepCost
@@ -500,6 +500,30 @@ def test_memory_limits_views_then_images(
     chosen = labels[stage._rows()]
     assert len(chosen) == rows
     assert several or np.bincount(chosen).tolist() == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(("limit", "shots"), [(40, 10), (8, 5)])
+def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch, limit: int, shots: int
+) -> None:
+    """As many of each class, and those held out, which it is scored on; alone it takes all."""
+    job = make_job(workdir, pretrained, staged)
+    train, everything = job.splits.train, job.linear.plain
+    monkeypatch.setattr(linear_stage, "HEAD_IMAGES", limit)
+    monkeypatch.setattr(linear_stage, "HEAD_SHOTS", 5)
+    stage = make_job(workdir, pretrained, staged).linear
+    _, held_out = hold_out_indices(train, staged.held_out, staged.seed)
+    chosen = stage.plain.indices
+    assert set(held_out) <= set(chosen)
+    assert np.bincount(train.labels[np.setdiff1d(chosen, held_out)]).tolist() == [shots] * 4
+    np.testing.assert_allclose(stage.plain.x, everything.x[chosen], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(stage.plain.labels, train.labels[chosen])
+    assert len(chosen) == pytest.approx(head_images(staged, len(train), 4), abs=2)
+    assert stage.score_held_out()["images"] == len(held_out)
+    one_rate = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, halvings=None)
+    assert len(make_job(workdir, pretrained, one_rate).linear.plain.x) == 4 * shots
+    alone = dataclasses.replace(one_rate, runs=0)
+    assert len(make_job(workdir, pretrained, alone).linear.plain.x) == len(train)
 
 
 def test_settings_that_contradict(staged: FinetuneConfig) -> None:

@@ -46,7 +46,7 @@ class GroupNorm(nn.GroupNorm):
     """GroupNorm; compiled for a CPU, of channels-last maps, with which convolutions are faster."""
 
     def __init__(self, channels: int, body: ResNetBody) -> None:
-        super().__init__(body.num_groups, channels, eps=body.group_norm_eps)
+        super().__init__(body.num_groups(channels), channels, eps=body.group_norm_eps)
 
     def forward(self, input: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:  # noqa: A002  (torch's name)
         if not channels_last_is_faster(input):

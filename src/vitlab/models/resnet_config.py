@@ -33,22 +33,27 @@ class ResNetBody:
     weight_eps_on: Literal["std", "variance"] = "std"
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
-    num_groups: PositiveInt = 32
-    """Groups of every GroupNorm. BiT's 32 are for 64 channels and more: of 32 channels each is normalized alone."""
+    min_group_size: PositiveInt = 1
+    """Fewest channels in a group of GroupNorm, which has at most 32; with BiT's 1 each of 32 channels is alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width < 1 or self.width % self.num_groups:
-            raise UserError(
-                f"a ResNet's width of {self.width} channels cannot be normalized in {self.num_groups} groups; give a "
-                f"multiple of {self.num_groups} (64 is R50x1's), or other num_groups."
-            )
+        for channels in (self.width * 2**doublings for doublings in range(len(self.layers) + 2)):
+            if (groups := self.num_groups(channels)) < 1 or channels % groups:
+                raise UserError(
+                    f"a ResNet's width of {self.width} leaves {channels} channels for {groups} groups of "
+                    f"min_group_size={self.min_group_size}; give a multiple of 32 (64 is R50x1's)."
+                )
         if any(units < 1 for units in self.layers) or len(self.layers) > 16 or sum(self.layers) > 1000:
             raise UserError(
                 f"layers are {str(self.layers)[:50]}; allowed: 16 stages, of 1 unit or more, 1,000 units in all."
             )
         if self.mixing == "axial" and self.version == "v1":
             raise UserError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
+
+    def num_groups(self, channels: int) -> int:
+        """Groups of the GroupNorm of so many channels."""
+        return min(32, channels // self.min_group_size)
 
     @property
     def stride(self) -> int:

@@ -14,6 +14,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_duration
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.linear_stage import head_images
 from vitlab.train.microbatch import StepCost
 
 SHORT = 120.0
@@ -63,7 +64,8 @@ class JobCost:
         views, read_once = 1 + (config.head_views or 0), sum(images) * self.decode
         reading = read_once / self.cores if config.data.on_error == "skip" else 0.0
         features = self._per_image(self.step.feature_seconds)
-        linear = views * images.train * features + images.test * evaluate if config.head else 0.0
+        seen = views * head_images(config, images.train, config.model.num_classes)
+        linear = seen * features + images.test * evaluate if config.head else 0.0
         sweep, rates = 0.0, len(config.tried_rates)
         score = config.held_out * images.train * (evaluate + (3 * features if config.head else 0))  # ALPHAS
         steps = config.total_steps(images.train)
@@ -98,7 +100,8 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
     def duration(seconds: float) -> str:
         return format_duration(seconds) if seconds < math.inf else "unknown"
 
-    model, steps, rates = config.model, config.total_steps(images.train), len(config.tried_rates)
+    model, fitted = config.model, head_images(config, images.train, config.model.num_classes)
+    steps, rates = config.total_steps(images.train), len(config.tried_rates)
     seconds = cost.seconds(config, images)
     total = sum(seconds)
     epochs, size = steps * config.batch_size / images.train, "x".join(map(str, model.image_hw))
@@ -109,8 +112,8 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
         "measured": cost.step.describe(),
         "reading": f"every image once, to find what cannot be read: {duration(seconds.reading)}",
-        "linear": f"least-squares head on frozen representations (each image and {config.head_views or 0} augmented "
-        f"views of it), then the test: {duration(seconds.linear)}",
+        "linear": f"least-squares head on frozen representations ({fitted:,} images, each as it is and in "
+        f"{config.head_views or 0} augmented views), then the test: {duration(seconds.linear)}",
         "sweep": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
         f"{config.batch_size} images"
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.sweep)}",

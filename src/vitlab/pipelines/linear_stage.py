@@ -39,6 +39,9 @@ from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
+HEAD_IMAGES, HEAD_SHOTS = 4_000, 20
+"""Where fine-tuning follows, the head is fitted to as many images, or to so many of each class if that is more."""
+
 
 @dataclass(frozen=True)
 class JobInputs:
@@ -55,6 +58,19 @@ class JobInputs:
 @dataclass(frozen=True)
 class LinearStage(JobInputs):
     """The least-squares head of a job, for any of its training images."""
+
+    @functools.cached_property
+    def _images(self) -> Int[np.ndarray, " m"]:
+        """The training images that the head is fitted to or scored on, by index."""
+        train, config = self.splits.train, self.config
+        rest, held_out, classes = np.arange(len(train)), np.empty(0, np.int64), len(train.classes)
+        if head_images(config, len(train), classes) == len(train):
+            return rest
+        if config.tried_rates:
+            rest, held_out = hold_out_indices(train, config.held_out, config.seed)
+        shots = max(HEAD_IMAGES // classes, HEAD_SHOTS)
+        chosen = rest[sample_shots(train.labels[rest], classes, shots, config.seed)]
+        return np.sort(np.concatenate([chosen, held_out]))
 
     @functools.cached_property
     def plain(self) -> Features:
@@ -118,7 +134,10 @@ class LinearStage(JobInputs):
     def _features(self, description: str, **options: Any) -> Features:
         loader = evaluation_options(self.config, self.execution.device)
         where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.execution.world}
-        return features(self._model, self.splits.train, loader, description=description, **where, **options)
+        train, chosen = self.splits.train, self._images
+        train = train if len(chosen) == len(train) else train.take(chosen)
+        computed = features(self._model, train, loader, description=description, **where, **options)
+        return dataclasses.replace(computed, indices=chosen[computed.indices])
 
     def fit_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for all training images, or for those with these indices."""
@@ -166,8 +185,8 @@ class LinearStage(JobInputs):
             if folder.finished:
                 return folder.read_result()
             head, images = self.fit_head(), len(self._rows())
-            if images < len(self.plain.x):
-                self.log(f"least-squares head: fitted to {images:,} training images, as many of each class as fit")
+            if images < (count := len(self.splits.train)):
+                self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
             self.log(f"least-squares head: leave-one-out accuracy {head.accuracy:.2%}")
             model = self.classifier().to(self.execution.device)
             test = evaluate_split(config, model, self.splits.test, world)
@@ -191,6 +210,16 @@ class LinearStage(JobInputs):
         if train.multi_label and logits.numel() <= MAX_SCORES:
             score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return score
+
+
+def head_images(config: FinetuneConfig, count: int, classes: int) -> int:
+    """How many of the `count` training images pass through the stage.
+
+    Beside those held out at most HEAD_IMAGES, or HEAD_SHOTS of each class, where fine-tuning follows: it learns more
+    from the time that the others would take.
+    """
+    held_out = round(config.held_out * count) if config.tried_rates else 0
+    return min(count, max(HEAD_IMAGES, HEAD_SHOTS * classes) + held_out) if config.runs else count
 
 
 def check_head(config: FinetuneConfig) -> None:

@@ -57,7 +57,7 @@ ADDED = {
     "in_chans": 3,
     "patch_dropout": 0.0,
     "layer_decay": 1.0,
-    "num_groups": 32,
+    "min_group_size": 1,
     "refit": True,
 }
 
