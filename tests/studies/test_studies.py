@@ -313,6 +313,15 @@ def test_gap_at_equal_compute() -> None:
     assert gap([*ours, (100.0, 0.2)], ours) == 0  # what costs more and gives less does not count
 
 
+def test_a_power_law_is_fitted_to_the_front() -> None:
+    """Errors of 0.4 at 1 and 0.2 at 100: the error halves with each hundredfold."""
+    exponent, factor = scaling.fit([(1.0, 0.6), (10.0, 1 - 0.4 / 2**0.5), (100.0, 0.8), (50.0, 0.1)])
+    assert (exponent, math.exp(factor)) == pytest.approx((-math.log10(2) / 2, 0.4))
+    assert scaling.fit([(1.0, 0.6), (2.0, 0.5)]) == (0.0, pytest.approx(math.log(0.4)))
+    panel = scaling.fit_panel("T", "y", {"ViT": [(1.0, 0.6), (100.0, 0.8)]})
+    assert (panel.series[0].y[0], panel.series[0].y[-1]) == pytest.approx((0.6, 0.8))
+
+
 def test_saving_and_growth() -> None:
     assert saving([(1.0, 0.4), (100.0, 0.8)], [(4.0, 0.4), (400.0, 0.8)]) == pytest.approx(4)
     assert saving([(1.0, 0.4)], [(1.0, 0.5)]) is None

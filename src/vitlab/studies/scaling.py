@@ -1,7 +1,7 @@
 """Sec. 4.4, Fig. 5, Table 6: which family of models makes the most of its pre-training compute."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, transfer, vit
 from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, percent
 
-FAMILIES = ("ViT", "hybrid", "ResNet")
+FAMILIES: tuple[str, ...] = ("ViT", "hybrid", "ResNet")
+COMPUTE, CURVE_POINTS = "pre-training exaFLOPs", 50
 
 
 def family(model: ModelConfig) -> str:
@@ -94,7 +95,7 @@ MODELS: dict[str, dict[str, ModelConfig]] = {
         "ResNet-3-4-6x2": resnet(32, (3, 4, 6), width=128),
     },
 }
-STEPS = {"small": (300, 900), "gpu": (900, 2700)}
+STEPS = {"small": (250, 750, 2250), "gpu": (900, 2700)}
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
 """Classes of pre-training and of transfer: another half than in `presets`, for which few-shot accuracy rises with the
 length of the training (in trials of one seed)."""
@@ -186,22 +187,71 @@ def _runs(results: Results, kind: str) -> Runs:
     return [(group.runs[0].exaflops, float(group.measure(transfer).mean())) for group in groups]
 
 
+def _families(results: Results) -> dict[str, Runs]:
+    return {kind: _runs(results, kind) for kind in FAMILIES}
+
+
 def _printed(kind: str) -> Runs:
     """(exaFLOPs, Average-5) of a family's rows in Table 6."""
     return [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind]
 
 
-VIT, HYBRID, RESNET = map(_printed, FAMILIES)
+PRINTED = {kind: _printed(kind) for kind in FAMILIES}
+VIT, HYBRID, RESNET = PRINTED.values()
 
 
 def paper_panel() -> Panel:
     """Fig. 5, left: Average-5 of Table 6."""
     series = []
-    for kind, runs in zip(FAMILIES, (VIT, HYBRID, RESNET), strict=True):
+    for kind, runs in PRINTED.items():
         names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in TABLE6 if run.family == kind]
         series.append(Series(kind, *zip(*runs, strict=True), notes=names))
-    title, x_label, y_label = "The paper (Table 6)", "pre-training exaFLOPs", "average of five data sets, %"
-    return Panel(title, x_label, y_label, series, log_x=True, front=True)
+    return Panel("The paper (Table 6)", COMPUTE, "average of five data sets, %", series, log_x=True, front=True)
+
+
+def fit(runs: Runs) -> tuple[float, float]:
+    """Exponent and logarithm of the factor of the power law error = factor * exaFLOPs ** exponent, through the runs on
+    the front by least squares of the logarithms; a constant where the front is one run."""
+    costs, gains = _curve(runs)
+    if len(costs) == 1:
+        return 0.0, math.log1p(-gains[0])
+    exponent, factor = np.polyfit(costs, np.log1p(-np.array(gains)), 1)
+    return float(exponent), float(factor)
+
+
+def fit_panel(title: str, y_label: str, families: Mapping[str, Runs]) -> Panel:
+    """The power law of each family, within the compute of its runs."""
+    series = []
+    for kind, runs in families.items():
+        exponent, factor = fit(runs)
+        x = np.geomspace(min(cost for cost, _ in runs), max(cost for cost, _ in runs), CURVE_POINTS)
+        series.append(Series(kind, x.tolist(), (1 - np.exp(factor) * x**exponent).tolist()))
+    return Panel(title, COMPUTE, y_label, series, log_x=True)
+
+
+def _charts(results: Results) -> list[Chart | Panel]:
+    """Fig. 5 here and in the paper, each with the power laws of the families."""
+    measured = Chart(
+        "Measured here",
+        "transfer accuracy, %",
+        transfer,
+        x=lambda group: group.runs[0].exaflops,
+        lines="family",
+        x_label=COMPUTE,
+        log_x=True,
+        front=True,
+    )
+    return [
+        measured,
+        fit_panel("Fitted here: error = factor x compute^exponent", "transfer accuracy, %", _families(results)),
+        paper_panel(),
+        fit_panel("The same of Table 6", "average of five data sets, %", PRINTED),
+    ]
+
+
+def _laws(families: Mapping[str, Runs]) -> str:
+    """ "ViT -0.12, ..." """
+    return ", ".join(f"{kind} {fit(runs)[0]:.3f}" for kind, runs in families.items())
 
 
 def _summary(results: Results) -> str:
@@ -209,7 +259,9 @@ def _summary(results: Results) -> str:
     here = "there is no accuracy that both reach" if ours is None else f"it is {ours:.1f} times"
     return (
         "Models of three families, pre-trained with different amounts of compute. For the accuracy in the middle of "
-        f"the range that both reach, ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}."
+        f"the range that both reach, ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}. "
+        "Exponents of the power law of the error over compute, on each family's front: here "
+        f"{_laws(_families(results))}; in Table 6 {_laws(PRINTED)}."
     )
 
 
@@ -246,17 +298,5 @@ SCALING = Study(
             lambda seed: growth(_runs(seed, "ViT")),
         ),
     ),
-    charts=(
-        Chart(
-            "Measured here",
-            "transfer accuracy, %",
-            transfer,
-            x=lambda group: group.runs[0].exaflops,
-            lines="family",
-            x_label="pre-training exaFLOPs",
-            log_x=True,
-            front=True,
-        ),
-        paper_panel(),
-    ),
+    charts=_charts,
 )
