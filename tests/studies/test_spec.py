@@ -20,7 +20,6 @@ from vitlab.studies.spec import (
     digest,
     exaflops,
     format_percent,
-    held_out,
     paired_difference,
     std,
 )
@@ -100,11 +99,6 @@ def test_compute_of_a_fine_tuning() -> None:
     assert Result(Point("b", one, {}, "a"), {}, [], 50, start).exaflops == pytest.approx(
         6 * start.forward_macs * 1000 / 1e18
     )
-
-
-def test_held_out_accuracy_is_that_after_the_last_step() -> None:
-    records = [{"val_accuracy": 0.1}, {"val_accuracy": 0.7}, {"loss": 1.0}]
-    assert held_out(Result(Point("b", BASE, {}), {"accuracy": 0.5}, records, 1000, BASE.model)) == 0.7
 
 
 CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8), steps=1)

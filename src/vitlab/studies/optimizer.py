@@ -6,7 +6,7 @@ from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, resnet, transfer
 from vitlab.studies.scaling import transfer_pretraining
-from vitlab.studies.spec import Chart, Claim, Labels, Point, Results, Scale, Study, difference, held_out, percent
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Labels, Point, Results, Scale, Study, difference, percent
 
 TABLE7 = {
     ("R50x1", "adam"): (77.54, 97.67, 86.07, 91.11, 94.26),
@@ -76,7 +76,7 @@ def variants(scale: Scale) -> list[Point]:
 def at_best_rate(results: Results, model: str | float, optimizer: str | float) -> Labels:
     """Labels of the rate with the best held-out accuracy, in the mean over seeds."""
     labels = {"model": model, "optimizer": optimizer}
-    return labels | {"rate": results.study.best("rate", held_out, **labels)}
+    return labels | {"rate": results.study.best("rate", HELD_OUT, **labels)}
 
 
 def _is_best(group: Results) -> bool:
@@ -113,7 +113,7 @@ OPTIMIZER = Study(
         "model": "model",
         "optimizer": "optimizer",
         "rate": "rate",
-        "held out": percent(held_out),
+        "held out": percent(HELD_OUT),
         "accuracy": percent("accuracy"),
         "5-shot": percent(FEWSHOT),
         "transfer": percent(transfer),

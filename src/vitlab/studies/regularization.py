@@ -6,7 +6,7 @@ from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import changed, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, difference, held_out, percent
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Point, Results, Scale, Study, difference, percent
 
 PLAIN, ALL = "none", "all three"
 PAPER = {
@@ -65,13 +65,13 @@ def _small(scale: Scale, model: ViTConfig, part: float, steps: int) -> TrainConf
 
 def tuned(results: Results, amount: str | float) -> str | float:
     """The setting with the best accuracy on held-out images, in the mean over seeds."""
-    return results.best("setting", held_out, data=amount)
+    return results.best("setting", HELD_OUT, data=amount)
 
 
 def _columns(results: Results) -> dict[str, Any]:
     columns: dict[str, Any] = {"setting": "setting"}
     for amount in results.values("data"):
-        columns[f"held out, {amount}"] = percent(held_out, data=amount)
+        columns[f"held out, {amount}"] = percent(HELD_OUT, data=amount)
         columns[f"accuracy, {amount}"] = percent("accuracy", data=amount)
     return columns
 

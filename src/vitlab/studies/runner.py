@@ -29,7 +29,7 @@ from vitlab.pipelines.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
+from vitlab.studies.spec import HELD_OUT, Point, Result, Results, Scale, Study, digest
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
@@ -98,7 +98,8 @@ class StudyPlan:
         result = json.loads((folder / "result.json").read_bytes())
         settings = json.loads((folder / "config.json").read_bytes())
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        metrics = {name: value for record in records for name, value in record.items() if name.startswith("fewshot_")}
+        kept = ("fewshot_", HELD_OUT)
+        metrics = {name: value for record in records for name, value in record.items() if name.startswith(kept)}
         metrics |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
         return Result(point, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 

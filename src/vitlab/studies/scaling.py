@@ -243,9 +243,9 @@ def _charts(results: Results) -> list[Chart | Panel]:
     )
     return [
         measured,
-        fit_panel("Fitted here: error = factor x compute^exponent", "transfer accuracy, %", _families(results)),
+        fit_panel("Power laws fitted here", "transfer accuracy, %", _families(results)),
         paper_panel(),
-        fit_panel("The same of Table 6", "average of five data sets, %", PRINTED),
+        fit_panel("Power laws of Table 6", "average of five data sets, %", PRINTED),
     ]
 
 

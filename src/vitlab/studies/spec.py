@@ -166,7 +166,7 @@ class Result:
 
     point: Point
     metrics: Mapping[str, float]
-    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot` and others if requested."""
+    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, where measured."""
     records: Sequence[Mapping[str, Any]]
     """The lines of metrics.jsonl."""
     examples: int
@@ -184,9 +184,8 @@ Metric = str | Callable[[Result], float]
 """A name in `Result.metrics`, or a function of a result."""
 
 
-def held_out(result: Result) -> float:
-    """Metric: accuracy on the held-out images after the last step."""
-    return [record["val_accuracy"] for record in result.records if "val_accuracy" in record][-1]
+HELD_OUT = "val_accuracy"
+"""Metric: accuracy on the held-out images after the last step, of runs whose evaluation split is val."""
 
 
 @dataclass(frozen=True)
