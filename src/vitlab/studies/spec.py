@@ -166,7 +166,7 @@ class Result:
 
     point: Point
     metrics: Mapping[str, float]
-    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, where measured."""
+    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, if measured."""
     records: Sequence[Mapping[str, Any]]
     """The lines of metrics.jsonl."""
     examples: int
