@@ -99,8 +99,6 @@ class Duplicates:
     """Folder that holds a named test set."""
     threshold: float = 0.25
     """Largest distance of a pair, at most 0.5: 0 is identical, 1.41 unrelated."""
-    workers: int = 0
-    """Threads that read images."""
     json: Json = False
 
     def run(self) -> int:
@@ -112,7 +110,6 @@ class Duplicates:
             Source(self.test, self.test_split, self.test_root),
             self.out,
             threshold=self.threshold,
-            workers=self.workers,
         )
         print_result(result, self.json, as_text(result, self.out))
         return 1 if result["unreadable"] else 0
