@@ -36,8 +36,7 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", result)
     url = json.dumps({"url": "http://127.0.0.1:8000/"})
     assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, f"{url}\n", result)
-    limits = {"max_megapixels": 50.0, "max_upload_mb": 20.0}
-    assert arguments == {"path": str(run), "port": 8000, "device": "auto", **limits}
+    assert arguments == {"path": str(run), "port": 8000, "device": "auto"}
 
 
 def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

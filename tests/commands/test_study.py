@@ -8,12 +8,13 @@ from program import answer, call
 
 from vitlab.studies import STUDIES, runner
 from vitlab.studies.spec import Scale
+from vitlab.studies.tables import TABLES
 
 
 def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "study", "--list")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["study", *STUDIES]
+    assert [line.split()[0] for line in out.splitlines()] == ["study", *STUDIES, *TABLES]
     assert {row["study"]: row["paper"] for row in answer(capsys, "study", "--list")}["positions"].startswith("Table 8")
 
 

@@ -148,14 +148,6 @@ def test_decompression_bomb_is_refused_unread(side: int) -> None:
         decode_image(data)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_the_bound_on_pixels_is_a_setting(kind: str) -> None:
-    data = encode(GRADIENT, kind)
-    assert decode_image(data, max_pixels=768).shape == GRADIENT.shape
-    with pytest.raises(ImageError, match="32 x 24 pixels, more than the 767 allowed"):
-        decode_image(data, max_pixels=767)
-
-
 # ------------------------------------------------------------------------------------------- plain JPEGs
 
 SOFT = np.asarray(Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize((150, 101)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from vitlab.app.session import Limits, Session
+from vitlab.app.session import MAX_BYTES, Session
 from vitlab.errors import UserError
 from vitlab.inspection.page import page
 
@@ -27,19 +27,16 @@ def launch(
     path: str | Path,
     *,
     port: int | None = None,
-    max_megapixels: float = 50.0,
-    max_upload_mb: float = 20.0,
     device: str = "auto",
     announce: Callable[[str], object] = print,
 ) -> None:
     """Serves the page of the checkpoint at `path`, or of all in that folder, until it is interrupted.
 
-    It listens on 127.0.0.1 alone, on `port` or the first free of PORTS. `announce` gets the address. Larger images are
-    refused; none is written to disk. Raises UserError for a port in use, an invalid limit, and no checkpoint.
+    It listens on 127.0.0.1 alone, on `port` or the first free of PORTS. `announce` gets the address. No image is
+    written to disk. Raises UserError for a port in use, and for no checkpoint.
     """
-    limits = Limits(max_megapixels, max_upload_mb)
     with listen(port) as server:
-        server.session = Session(path, limits, device)
+        server.session = Session(path, device)
         announce(f"http://{HOST}:{server.server_port}/")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
@@ -82,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain", b"There is no such page.")
             return
         session = self.server.session
-        context = {"names": list(session.paths), "message": session.message(), "limits": session.limits}
+        context = {"names": list(session.paths), "message": session.message(), "max_bytes": MAX_BYTES}
         text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
         self._send(200, "text/html; charset=utf-8", text.encode())
 
@@ -95,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain", b"There is no such page.")
         elif not length.isdecimal():
             self._send(411, "text/plain", b"The request has no length.")
-        elif int(length) > self.server.session.limits.max_bytes + 1:  # the page sends one byte too many, at most
+        elif int(length) > MAX_BYTES + 1:  # the page sends one byte too many, at most
             self._send(413, "text/plain", b"The image is too large.")
         else:
             data = self.rfile.read(int(length))

@@ -1,7 +1,6 @@
 """What the page shows of an image and a checkpoint."""
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,43 +16,27 @@ from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
 from vitlab.inspection.report import details_of, numbers_of, top_classes, view
-from vitlab.settings import Checked, PositiveFloat
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names, class_probabilities
 from vitlab.weights.detect import find_checkpoint
 
 MAX_ASPECT = 32
 """Longer strips are refused: resized to a model's height, one of 10 million pixels fills the memory."""
+MAX_BYTES = 50 * 2**20
+"""Of a file."""
 TOP = 5
 """Predictions shown."""
 
 
-@dataclass(frozen=True)
-class Limits(Checked):
-    """The largest image that is accepted."""
-
-    megapixels: PositiveFloat = 50.0
-    megabytes: PositiveFloat = 20.0
-
-    def __str__(self) -> str:
-        return f"images of at most {self.megapixels:g} megapixels and {self.megabytes:g} MB"
-
-    @property
-    def max_bytes(self) -> int:
-        return int(self.megabytes * 2**20)
-
-    def read(self, data: bytes, name: str) -> UInt8[np.ndarray, "H W 3"]:
-        """The decoded image. Raises UserError where `data` is not an image or exceeds the limits, before decoding."""
-        if len(data) > self.max_bytes:
-            raise UserError(f"{name} has more than {self.megabytes:g} MB. Allowed are {self}.")
-        try:
-            image = decode_image(data, path=name, max_pixels=int(self.megapixels * 1e6))
-        except ValueError as error:
-            raise UserError(f"{error}. Allowed are {self}.") from error
-        height, width = image.shape[:2]
-        if max(height, width) > MAX_ASPECT * min(height, width):
-            raise UserError(f"{name} is a strip of {width} x {height} pixels, longer than {MAX_ASPECT} to 1; crop it.")
-        return image
+def read_image(data: bytes, name: str) -> UInt8[np.ndarray, "H W 3"]:
+    """The decoded image. Raises UserError for a file that is too large, and for a long strip; ImageError for others."""
+    if len(data) > MAX_BYTES:
+        raise UserError(f"{name} has more than {MAX_BYTES >> 20} MB.")
+    image = decode_image(data, path=name)
+    height, width = image.shape[:2]
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise UserError(f"{name} is a strip of {width} x {height} pixels, longer than {MAX_ASPECT} to 1; crop it.")
+    return image
 
 
 def find_checkpoints(path: str | Path) -> dict[str, str]:
@@ -80,10 +63,10 @@ def _is_checkpoint(path: Path) -> bool:
 class Session:
     """Handles requests, one at a time; the last used checkpoint stays in memory."""
 
-    def __init__(self, path: str | Path, limits: Limits, device: str = "auto") -> None:
+    def __init__(self, path: str | Path, device: str = "auto") -> None:
         """Raises UserError if `path` holds no checkpoints, or if the only one cannot be loaded."""
         choose_device(device)  # a missing one is an error before the page opens
-        self.limits, self.options = limits, ModelOptions(device=device)
+        self.options = ModelOptions(device=device)
         self.paths = find_checkpoints(path)
         self._lock = threading.Lock()
         self._loaded: dict[str, Checkpoint] = {}
@@ -103,8 +86,8 @@ class Session:
         return self._loaded[name]
 
     def message(self, name: str = "", refusal: str = "") -> str:
-        formats = ", ".join(IMAGE_FORMATS)
-        return render("message.html.j2", name=name, refusal=refusal, limits=self.limits, formats=formats)
+        formats = f"{', '.join(IMAGE_FORMATS)}, at most {MAX_BYTES >> 20} MB"
+        return render("message.html.j2", name=name, refusal=refusal, formats=formats)
 
     def inspect(self, checkpoint: str, name: str, data: bytes) -> dict[str, str]:
         """Parts of the page as HTML: message, result, and model; without an image's `name`, the result is empty."""
@@ -114,7 +97,7 @@ class Session:
                 loaded = self._load(checkpoint)
                 model = describe(loaded, checkpoint, self.paths[checkpoint])
                 if name:
-                    result = inspect_image(loaded, self.limits.read(data, name), name)
+                    result = inspect_image(loaded, read_image(data, name), name)
             message = self.message(name)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:  # the last two: out of memory
             message = self.message(refusal=str(error) or type(error).__name__)

@@ -140,11 +140,14 @@ def recipes(pattern: str = "*") -> list[Row]:
 
 
 def studies(pattern: str = "*") -> list[Row]:
-    """Every study: its source in the paper, and its question."""
+    """Every study: its source in the paper, and its question; then the tables of finished runs."""
     from vitlab.studies import STUDIES
+    from vitlab.studies.tables import TABLES
 
-    matching = _matching(STUDIES, pattern)
-    return [{"study": name, "paper": study.source, "about": study.question} for name, study in matching]
+    rows = {name: (study.source, study.question) for name, study in STUDIES.items()}
+    about = "Of finished runs: how do my fine-tuned checkpoints compare with the paper's?"
+    rows |= {name: (table.source.partition(":")[0], about) for name, table in TABLES.items()}
+    return [{"study": name, "paper": source, "about": about} for name, (source, about) in _matching(rows, pattern)]
 
 
 def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:

@@ -60,10 +60,6 @@ class App:
     ]
     port: int | None = None
     """Port on 127.0.0.1; default: the first free one from 7860."""
-    max_megapixels: float = 50.0
-    """Largest image, in millions of pixels."""
-    max_upload_mb: float = 20.0
-    """Largest file, in megabytes."""
     device: Device = "auto"
     json: Json = False
 
@@ -74,9 +70,7 @@ class App:
         def announce(url: str) -> None:
             print_result({"url": url}, self.json, f"{url} (Ctrl-C ends it)", lines=True)
 
-        limits: dict[str, Any] = {"max_megapixels": self.max_megapixels, "max_upload_mb": self.max_upload_mb}
-        options = {"port": self.port, "device": self.device}
-        launch(self.checkpoint, **limits, **options, announce=announce)
+        launch(self.checkpoint, port=self.port, device=self.device, announce=announce)
         return 0
 
 
@@ -99,8 +93,6 @@ class Duplicates:
     """Folder that holds a named test set."""
     threshold: float = 0.25
     """Largest distance of a pair, at most 0.5: 0 is identical, 1.41 unrelated."""
-    workers: int = 0
-    """Threads that read images."""
     json: Json = False
 
     def run(self) -> int:
@@ -112,7 +104,6 @@ class Duplicates:
             Source(self.test, self.test_split, self.test_root),
             self.out,
             threshold=self.threshold,
-            workers=self.workers,
         )
         print_result(result, self.json, as_text(result, self.out))
         return 1 if result["unreadable"] else 0

@@ -22,7 +22,7 @@ class Study:
     """Run one of the paper's studies: a table, a figure and a verdict on each claim. Continues an interrupted study."""
 
     name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME")] = ""
-    """One of `vitlab study --list`, or `table2` or `table5`."""
+    """One of `vitlab study --list`."""
     runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN ...")] = ()
     """For `table2` and `table5`: the folders of `vitlab finetune` and `vitlab vtab` to lay out beside the paper's."""
     list: bool = False

@@ -49,7 +49,7 @@ class ImageError(UserError):
         return f"cannot read the image {quoted(self.path)}: {self.reason}"
 
 
-def decode_image(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode_image(data: bytes | Path, *, path: str = "<bytes>") -> np.ndarray:
     """Encoded image -> uint8 [H, W, 3] RGB. Raises `ImageError`, which names the image by `path`.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit gray is scaled to 8 bits, gray and CMYK become
@@ -57,9 +57,9 @@ def decode_image(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int =
     """
     if isinstance(data, Path):
         path, data = str(data), read_bytes(str(data))
-    if jpeg := plain_jpeg(data, path=path, max_pixels=max_pixels):
+    if jpeg := plain_jpeg(data, path=path):
         return jpeg.rows(jpeg.height)
-    return _decode_with_pillow(data, path, max_pixels=max_pixels)
+    return _decode_with_pillow(data, path)
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
@@ -161,7 +161,7 @@ class Jpeg(NamedTuple):
         return pixels[: -(-count // shrink)]
 
 
-def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> Jpeg | None:
+def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:
     """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
     if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
         return None
@@ -170,7 +170,7 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
     except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
-    plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= max_pixels
+    plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= MAX_PIXELS
     return Jpeg(data, path, height, width) if plain else None
 
 

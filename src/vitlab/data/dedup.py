@@ -5,7 +5,7 @@ of these mirrored; not those that were rotated or cropped by more. Thumbnails ar
 (`candidates`, `correlated`), which is cheap; the distance aligns the two images (`distances`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
+from vitlab.data.loader import available_cores
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 
 SIDE = 32  # pixels of a thumbnail's side
@@ -35,8 +37,6 @@ MAX_THRESHOLD = 0.5  # beyond this, LEVELS stops the comparison
 LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
 REACH = 0.14  # most by which an alignment shifts (in halves of a side) or scales
 
-Report = Callable[[str, int, int], None]
-"""Receives the stage of the search, how many images of it are done, and of how many."""
 View = tuple[bool, np.ndarray, np.ndarray]
 """Whether mirrored, thumbnails uint8 [M, S, S], and their frequencies [2, M, 64]."""
 
@@ -70,25 +70,19 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(
-    train: Dataset,
-    test: Dataset,
-    *,
-    limit: float = THRESHOLD,
-    workers: int = 0,
-    report: Report = lambda *_: None,
-    max_candidates: int | None = None,
+    train: Dataset, test: Dataset, *, limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Duplicates:
     """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    workers: threads that read images. Raises UserError if a shard has more than `max_candidates` pairs of similar
+    Raises UserError if a shard has more than `max_candidates` pairs of similar
     hashes, each of which takes about 0.1 ms.
     """
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
-    parts = list(_read_thumbnails(test, "test", test_omitted, workers, report))
+    parts = list(_read_thumbnails(test, "test", test_omitted))
     test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
     views = mirrored_views(thumbs)
     best: dict[tuple[int, int], Pair] = {}
-    for indices, shard in _read_thumbnails(train, "train", train_omitted, workers, report):
+    for indices, shard in _read_thumbnails(train, "train", train_omitted):
         for match in compare(shard, views, limit, max_candidates):
             key = int(indices[match.train]), int(test_indices[match.test])
             pair = match._replace(train=key[0], test=key[1])
@@ -122,7 +116,7 @@ def compare(
 
 
 def _read_thumbnails(
-    dataset: Dataset, name: str, omitted: Omitted, workers: int, report: Report
+    dataset: Dataset, name: str, omitted: Omitted
 ) -> Iterator[tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n S S"]]]:
     """Indices and thumbnails, at most SHARD at a time; `omitted` collects the others."""
 
@@ -133,13 +127,14 @@ def _read_thumbnails(
             omitted.unreadable[index] = error.reason
             return np.zeros((SIDE, SIDE), np.uint8)
 
-    with ThreadPoolExecutor(max(1, workers)) as pool:  # Pillow decodes and scales outside of Python's lock
+    # Pillow decodes and scales outside of Python's lock.
+    with ThreadPoolExecutor(available_cores()) as pool, ProgressDisplay(f"reading {name}", len(dataset)) as display:
         for start in range(0, len(dataset), SHARD):
             stop = min(start + SHARD, len(dataset))
             thumbs = np.stack(list(pool.map(read, range(start, stop))))
             blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also those of unreadable images
             omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
-            report(f"read {name}", stop, len(dataset))
+            display.update(stop)
             yield start + np.flatnonzero(~blank), thumbs[~blank]
 
 

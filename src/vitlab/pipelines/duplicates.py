@@ -10,7 +10,6 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.dedup import MAX_THRESHOLD, THRESHOLD, Duplicates, Pair, find_duplicates
 from vitlab.data.exclude import image_id, write_lines
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
-from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.inspection.figures import PageImage, encode, fit, side_by_side
 from vitlab.inspection.page import page, write_page
@@ -32,15 +31,12 @@ class Source(NamedTuple):
     root: str | None = None
 
 
-def duplicates(
-    train: Source, test: Source, out: str | Path, *, threshold: float = THRESHOLD, workers: int = 0
-) -> dict[str, Any]:
+def duplicates(train: Source, test: Source, out: str | Path, *, threshold: float = THRESHOLD) -> dict[str, Any]:
     """Finds the images of `train` that are near-duplicates of images of `test`, and writes four files to `out`.
 
     duplicates.jsonl: every pair, the most similar first; exclude.txt: the training images of these pairs, for
     `DataConfig.exclude`; report.html: the pairs side by side; result.json: the returned counts and the images that
-    could not be compared. threshold: the largest distance of a pair (`vitlab.data.dedup.distances`). workers: threads
-    that read images.
+    could not be compared. threshold: the largest distance of a pair (`vitlab.data.dedup.distances`).
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)  # before the images are read
@@ -55,7 +51,7 @@ def duplicates(
     train_set, test_set = (load_dataset(s.name, s.split, root=s.root, on_error="skip") for s in (train, test))
     if (train.name, train.root) == (test.name, test.root):
         require_disjoint(train_set, test_set)
-    result, rows = find_pairs(train_set, test_set, threshold, workers)
+    result, rows = find_pairs(train_set, test_set, threshold)
     records = [record for _, record in rows]
     write_lines(out / "duplicates.jsonl", map(json.dumps, records))
     write_lines(out / "exclude.txt", [image_id(train_set, i) for i in sorted({pair.train for pair, _ in rows})])
@@ -77,21 +73,13 @@ def duplicates(
 
 
 def find_pairs(
-    train_set: Dataset, test_set: Dataset, threshold: float, workers: int, max_candidates: int | None = None
+    train_set: Dataset, test_set: Dataset, threshold: float, max_candidates: int | None = None
 ) -> tuple[dict[str, Any], list[Row]]:
     """The content of result.json, and the pairs with their lines of duplicates.jsonl, the most similar first.
 
     max_candidates: as in `find_duplicates`.
     """
-    with ProgressDisplay("duplicates", len(test_set)) as display:
-        search = find_duplicates(
-            train_set,
-            test_set,
-            limit=threshold,
-            workers=workers,
-            report=lambda stage, done, total: display.update(done, f"{stage} {done:,} of {total:,}", total=total),
-            max_candidates=max_candidates,
-        )
+    search = find_duplicates(train_set, test_set, limit=threshold, max_candidates=max_candidates)
     rows = [(pair, _record(pair, train_set, test_set)) for pair in search.pairs]
     return _summary(search, [record for _, record in rows], train_set, test_set, threshold), rows
 

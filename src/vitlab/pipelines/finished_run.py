@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -193,7 +192,7 @@ class Run:
         if test_set.pixels is not None and max(test_set.pixels.shape[1:3]) < SIDE:
             raise UserError(f"images of fewer than {SIDE} pixels look too much alike.")
         try:
-            result, rows = find_pairs(train_set, test_set, THRESHOLD, min(os.cpu_count() or 1, 8), MAX_CANDIDATES)
+            result, rows = find_pairs(train_set, test_set, THRESHOLD, MAX_CANDIDATES)
         except UserError as error:
             raise UserError(f"{error} {command}") from error
         explanation = (
