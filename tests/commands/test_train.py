@@ -78,7 +78,7 @@ def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(result["missing"]) == 18
     nothing = call(capsys, "vtab", str(run), "--root", "empty", "--out", "none", "--no-download", *small)
     assert nothing[0] == 1
-    assert "none: 0 of its 19 tasks are there" in " ".join(nothing[1].split())
+    assert "0 of its 19 tasks are there" in " ".join(nothing[1].split())
 
 
 def test_pretrain_from_a_web_server(
