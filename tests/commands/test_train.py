@@ -71,14 +71,14 @@ def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> Non
     code, out, err = call(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
     assert code == 0
     assert "DMLab structured 5 100.00%" in " ".join(out.split())
-    assert "none: 1 of its 19 tasks are there" in " ".join(out.split())
+    assert "1 of its 19 tasks are there" in " ".join(out.split())
     assert "dmlab: 100.00% of 5" in err
     result = answer(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
     assert result == json.loads(Path("runs/vtab/result.json").read_text())
     assert len(result["missing"]) == 18
     nothing = call(capsys, "vtab", str(run), "--root", "empty", "--out", "none", "--no-download", *small)
     assert nothing[0] == 1
-    assert "none: 0 of its 19 tasks are there" in " ".join(nothing[1].split())
+    assert "0 of its 19 tasks are there" in " ".join(nothing[1].split())
 
 
 def test_pretrain_from_a_web_server(

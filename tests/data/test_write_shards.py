@@ -1,5 +1,6 @@
 """Every image is written once, as it was, in balance; an interrupted write is never taken for complete."""
 
+import hashlib
 import io
 import multiprocessing
 import re
@@ -19,7 +20,7 @@ from vitlab.data import write_shards as module
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.registry import load_dataset
-from vitlab.data.write_shards import ShardSettings, assign_to_shards, check_as_text, check_shards, encode, write_shards
+from vitlab.data.write_shards import ShardSettings, assign_to_shards, encode, write_shards
 from vitlab.errors import UserError
 
 SMALL = ShardSettings(records=10)
@@ -45,7 +46,10 @@ def test_a_copy_equals_its_source(pets: Path, tmp_path: Path) -> None:
     sizes = {split: (part["images"], part["shards"]) for split, part in result["splits"].items()}
     assert sizes == {"train": (22, 3), "val": (4, 1), "test": (4, 1)}
     assert (reports[-1], sorted(reports)) == ((30, 30), reports)
-    assert not check_shards(tmp_path / "out")["wrong"]
+    files = contents(tmp_path / "out")
+    lines = files.pop("SHA256SUMS").decode().splitlines()
+    del files["index.json"]
+    assert sorted(lines) == sorted(f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in files.items())
     for split in sizes:
         source, copy = load_dataset(f"folder:{pets}", split), load_dataset(f"shards:{tmp_path / 'out'}", split)
         assert copy.classes == source.classes == ("ant", "bee", "cat")
@@ -321,11 +325,11 @@ def test_two_processes_do_not_write_the_same_folder(
     else:
         write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
     assert re.match(r"another process is writing .*out", messages[0])
-    assert not check_shards(tmp_path / "out")["wrong"]
+    assert sum(len(load_dataset(f"shards:{tmp_path / 'out'}", split)) for split in ("train", "val", "test")) == 30
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
 
 
-@pytest.mark.parametrize("change", ["cut", "missing", "not listed", "index", "a byte"])
+@pytest.mark.parametrize("change", ["cut", "missing", "not listed", "index"])
 def test_files_that_do_not_match_the_index(pets: Path, tmp_path: Path, change: str) -> None:
     out = tmp_path / "out"
     write_shards(f"folder:{pets}", out, SMALL)
@@ -340,17 +344,9 @@ def test_files_that_do_not_match_the_index(pets: Path, tmp_path: Path, change: s
             (out / "train-000003.tar").write_bytes(data)
         case "index":
             (out / "train.index.npz").write_bytes(b"")
-        case "a byte":
-            tar.write_bytes(data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
-    result = check_shards(out)
     name = {"index": "train.index.npz", "not listed": "train-000003.tar"}.get(change, tar.name)
-    assert list(result["wrong"]) == [name]
-    assert (change if change in ("missing", "not listed") else "expected") in check_as_text(result)
-    if change != "a byte":
-        with pytest.raises(UserError, match=rf"index.json does not match the files \({name}\)"):
-            load_dataset(f"shards:{out}", "train")
-    with pytest.raises(UserError, match=r"has no index.json: give a folder that `vitlab shard` wrote"):
-        check_shards(pets)
+    with pytest.raises(UserError, match=rf"index.json does not match the files \({name}\)"):
+        load_dataset(f"shards:{out}", "train")
 
 
 @pytest.mark.parametrize("options", [{"size": 0}, {"quality": 101}, {"records": 0}, {"seed": -1}])

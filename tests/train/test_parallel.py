@@ -27,6 +27,7 @@ from vitlab.errors import UserError
 from vitlab.models import ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import build_model
+from vitlab.recipes import tiny
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, loop
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
@@ -169,17 +170,19 @@ print(json.dumps(rows))
 """
 
 
-def test_long_runs_on_a_gpu_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch finds a compiler; a flag decides otherwise."""
+def test_long_runs_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU those of models with convolutions; where torch finds a compiler; a flag decides otherwise."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    vit = dataclasses.replace(CONFIG, model=ViTConfig(), batch_size=1000)
+    hybrid = tiny.cifar10()
     monkeypatch.setenv("CXX", sys.executable)
-    assert [resolve_compile("auto", device, flops) for device in (gpu, cpu) for flops in (1e16, 1e17)] == [
-        False, True, False, False,
-    ]  # fmt: skip
-    assert resolve_compile(True, cpu, 1.0)
-    assert not resolve_compile(False, gpu, 1e17)
+    assert [resolve_compile(vit, gpu, steps) for steps in (100, 1000)] == [False, True]
+    assert [resolve_compile(hybrid, cpu, steps) for steps in (1000, hybrid.total_steps(50_000))] == [False, True]
+    assert not resolve_compile(vit, cpu, 1000)
+    assert resolve_compile(dataclasses.replace(vit, compile=True), cpu, 1)
+    assert not resolve_compile(dataclasses.replace(vit, compile=False), gpu, 1000)
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not resolve_compile("auto", gpu, 1e17)
+    assert not resolve_compile(vit, gpu, 1000)
 
 
 @pytest.mark.slow  # compiles

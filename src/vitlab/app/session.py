@@ -31,7 +31,7 @@ TOP = 5
 def read_image(data: bytes, name: str) -> UInt8[np.ndarray, "H W 3"]:
     """The decoded image. Raises UserError for a file that is too large, and for a long strip; ImageError for others."""
     if len(data) > MAX_BYTES:
-        raise UserError(f"{name} has more than {MAX_BYTES >> 20} MB.")
+        raise UserError(f"{name} has more than {MAX_BYTES >> 20} MB; give a smaller one.")
     image = decode_image(data, path=name)
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):

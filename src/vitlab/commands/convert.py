@@ -9,7 +9,6 @@ from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, PositionInterpolation, print_note, print_result
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 
 
@@ -19,8 +18,8 @@ class Shard:
 
     source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A name of `vitlab list datasets`, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`."""
-    destination: Annotated[Positional[Path | None], tyro.conf.arg(metavar="DESTINATION")] = None
-    """A new folder; not with --check."""
+    destination: Annotated[Positional[Path], tyro.conf.arg(metavar="DESTINATION")]
+    """A new folder."""
     split: Literal["train", "val", "test", "all"] = "all"
     """Splits to write; `all` is train, val and test; a missing one is held out from train."""
     size: int | None = None
@@ -35,25 +34,12 @@ class Shard:
     """Folder that holds a named data set."""
     on_error: Literal["raise", "skip"] = "raise"
     """Unreadable images: `raise` ends the command, `skip` leaves them out and lists them."""
-    check: bool = False
-    """Write nothing; compare the files of SOURCE, `shards:PATH`, with the checksums in its index.json."""
     json: Json = False
 
     def run(self) -> int:
         print_note(f"reading {self.source} ...")
-        from vitlab.data.write_shards import ShardSettings, check_as_text, check_shards, summary_as_text, write_shards
+        from vitlab.data.write_shards import ShardSettings, summary_as_text, write_shards
 
-        if self.check:
-            kind, _, path = self.source.partition(":")
-            if self != Shard(self.source, root=self.root, check=True, json=self.json) or kind != "shards":
-                raise UserError("--check takes SOURCE alone, as shards:PATH; leave out all else.")
-            with ProgressDisplay("checking", 0, "bytes") as display:
-                folder = Path(self.root or "", Path(path).expanduser())
-                result = check_shards(folder, lambda done, total: display.update(done, total=total))
-            print_result(result, self.json, check_as_text(result))
-            return 1 if result["wrong"] else 0
-        if self.destination is None:
-            raise UserError("give a DESTINATION, a new folder for the shards.")
         splits = ("train", "val", "test") if self.split == "all" else (self.split,)
         settings = ShardSettings(self.size, self.quality, self.records, self.seed)
         with ProgressDisplay("writing", 0) as display:

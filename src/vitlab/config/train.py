@@ -145,7 +145,7 @@ class TrainConfig:
     """Precision of training. `bfloat16` keeps float32 master weights and one bfloat16 copy of them per step; `autocast`
     casts at each use; `auto` is bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the model with torch.compile; `auto` does on a GPU, in a run long enough to gain by it."""
+    """Compile the model with torch.compile; `auto` does in long runs, on a CPU of hybrids and ResNets alone."""
     trained_blocks: NonNegativeInt | None = None
     """Train the last blocks of the encoder and the head only, this many; 0 trains the head, None everything."""
     activation_checkpointing: bool = False

@@ -32,7 +32,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
 from vitlab.errors import UserError
-from vitlab.io import lock_file, replacing_file, sync, write_bytes
+from vitlab.io import SUMS, lock_file, replacing_file, sync, write_bytes
 from vitlab.rng import Stream, philox
 from vitlab.settings import Checked
 
@@ -180,7 +180,7 @@ def write_index(
 ) -> None:
     """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json` and, last, `index.json` to `folder`.
 
-    images: how many each split has, with those that could not be read.
+    SHA256SUMS is for `sha256sum --check`. images: how many each split has, with those that could not be read.
     """
     shards, left_out = {}, {}
     for split, paths in tars.items():
@@ -190,7 +190,10 @@ def write_index(
         left_out[split] = images[split] - len(locations)
     write_bytes(folder / CLASSES, json.dumps(list(classes), ensure_ascii=False).encode())
     metadata = tuple(File.of(folder / name) for name in (*(f"{split}.index.npz" for split in tars), CLASSES))
-    ShardIndex(shards, metadata, left_out, settings).write(folder / INDEX)
+    index = ShardIndex(shards, metadata, left_out, settings)
+    sums = "".join(f"{file.sha256}  {name}\n" for name, file in index.files.items())
+    write_bytes(folder / SUMS, sums.encode())
+    index.write(folder / INDEX)
 
 
 def _is_occupied(folder: Path) -> bool:
@@ -256,30 +259,3 @@ def summary_as_text(result: dict[str, Any]) -> str:
         for split, part in result["splits"].items()
     ]
     return "\n".join([*lines, f"use it as shards:{result['folder']}"])
-
-
-def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> dict[str, Any]:
-    """Compares every file of a data set with `index.json`; "wrong" has what differs. `report` receives bytes."""
-    folder = Path(folder)
-    if not (folder / INDEX).is_file():
-        raise UserError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
-    files = read_index(folder / INDEX).files
-    total, done = sum(file.bytes for file in files.values()), 0
-    wrong: dict[str, str] = {}
-    for name, file in files.items():
-        if not (folder / name).is_file():
-            wrong[name] = "is missing"
-        elif (actual := File.of(folder / name, file.records)) != file:
-            wrong[name] = f"has {actual.bytes} bytes and the sha256 {actual.sha256}, expected {file.sha256}"
-        done += file.bytes
-        report(done, total)
-    wrong |= {path.name: "is not listed" for path in sorted(folder.glob("*.tar")) if path.name not in files}
-    return {"folder": str(folder), "files": len(files), "bytes": total, "wrong": wrong}
-
-
-def check_as_text(result: dict[str, Any]) -> str:
-    """The result of `check_shards` in a few lines, for people."""
-    if not result["wrong"]:
-        return f"all {result['files']} files of {result['folder']} match {INDEX}"
-    lines = [f"{name} {problem}" for name, problem in result["wrong"].items()]
-    return "\n".join([*lines, f"{result['folder']} does not match {INDEX}: get or write the data set again"])

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,8 +50,7 @@ def vtab(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
-    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json. OUT/figure.png is
-    Fig. 2, once a group is complete; not for `select`.
+    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json; draws Fig. 2.
 
     tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
     select: train on the 800 and score on the 200, without the test parts. `log` receives each task's accuracy. The same
@@ -70,8 +69,8 @@ def vtab(
     settings = {"command": "vtab", "start": init_id, "select": select, "image_size": image_size, **to_dict(config)}
 
     def load(name: str) -> Splits:
-        options: dict[str, Any] = {"root": root, "download": download, "on_error": data.on_error}
-        train, test = (load_dataset(f"vtab:{name}", split, **options) for split in splits)
+        read = functools.partial(load_dataset, f"vtab:{name}", root=root, download=download, on_error=data.on_error)
+        train, test = map(read, splits)
         return Splits(train, test, test)
 
     def record_of(name: str) -> dict[str, Any] | None:  # as rank 0 reads it
@@ -94,10 +93,15 @@ def vtab(
         records = {name: record for name in TASKS if (record := record_of(name))}
         result = summary(records, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
-        panel = None if select else figure2(result, Path(checkpoint).name)
-        if world.is_rank_0 and panel:
-            write_bytes(folder.path / "figure.png", figures.png(plots.panels([panel])))
+        _draw(result, Path(checkpoint).name, folder.path / "figure.png", world)
     return result
+
+
+def _draw(result: Mapping[str, Any], name: str, path: Path, world: World) -> None:
+    """Fig. 2 of the test parts, once a group is complete."""
+    panel = figure2(result, name) if result["scored_on"] == "test" else None
+    if panel and world.is_rank_0:
+        write_bytes(path, figures.png(plots.panels([panel])))
 
 
 def _check_tasks(names: list[str], data: DataConfig) -> None:

@@ -91,8 +91,7 @@ def train(
         raise UserError(f"the model has {outputs} classes and {config.data.name} has {classes}; set model.num_classes.")
     steps = config.total_steps(len(dataset))
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
-    flops = 6.0 * config.model.training_macs * steps * config.batch_size
-    config = dataclasses.replace(config, compile=resolve_compile(config.compile, device, flops))
+    config = dataclasses.replace(config, compile=resolve_compile(config, device, steps))
     state = create_state(config, model.to(device), device, world)
     with (
         TrainProgress(description, steps, config.batch_size, quiet=not world.is_rank_0) as progress,

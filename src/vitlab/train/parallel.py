@@ -2,28 +2,34 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitlab.config import TrainConfig
 from vitlab.models.blocks import model_blocks, set_grad_checkpointing
+from vitlab.models.config import ResNetConfig
 from vitlab.models.encoder import Branch
 from vitlab.train.compile_cache import CompileCache, compile_cache, cpp_compiler
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
-COMPILE_FLOPS = 3e16
-"""Of a run from which `compile="auto"` compiles on a GPU: two minutes or more without. Compiled, a step takes three
-quarters of the time; compiling takes half a minute (docs/reproduce.md)."""
+COMPILE_FLOPS = {"cuda": 3e16, "cpu": 2e14}
+"""Of a run from which `compile="auto"` compiles. GPU: two minutes or more without; compiling takes half a minute, and a
+step three quarters of the time. Two CPU cores: a quarter of an hour, up to three minutes, two thirds."""
 
 
-def resolve_compile(requested: bool | Literal["auto"], device: torch.device, flops: float) -> bool:
-    """Whether a run of this many FLOPs is compiled: with `auto` where it gains and torch finds a compiler."""
-    if requested != "auto":
-        return requested
-    return device.type == "cuda" and flops >= COMPILE_FLOPS and cpp_compiler() is not None
+def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bool:
+    """Whether a run of so many steps is compiled: with `auto` where it gains and torch finds a compiler. On a CPU
+    convolutions gain (docs/reproduce.md), and a ViT without them hardly does."""
+    if config.compile != "auto":
+        return config.compile
+    model = config.model
+    gains = device.type == "cuda" or isinstance(model, ResNetConfig) or model.stem is not None
+    flops = 6.0 * model.training_macs * steps * config.batch_size
+    return gains and flops >= COMPILE_FLOPS[device.type] and cpp_compiler() is not None
 
 
 class Parallel:
