@@ -38,12 +38,12 @@ def digits(model: str | None = None) -> TrainConfig:
 
 def fashion_mnist(model: str | None = None) -> TrainConfig:
     """Fashion-MNIST at twice its 28 pixels, by a small hybrid."""
-    return _by_hybrid(model, _data("fashion_mnist", crop="pad", pad=2), epochs=20.0)
+    return _by_hybrid(model, _data("fashion_mnist", crop="pad", pad=2), epochs=12.0)
 
 
 def cifar10(model: str | None = None) -> TrainConfig:
     """CIFAR-10 at 56 pixels, by Fashion-MNIST's hybrid. `--data.name shards:PATH` takes shards."""
-    return _by_hybrid(model, _data("cifar10", crop="pad", pad=7), epochs=24.0)
+    return _by_hybrid(model, _data("cifar10", crop="pad", pad=7), epochs=15.0)
 
 
 def masked_cifar10(model: str | None = None) -> TrainConfig:
