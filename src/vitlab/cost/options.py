@@ -21,7 +21,7 @@ class BenchOptions(Checked):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 where the device is faster in it."""
     compile: bool = False
-    """Compile all models with torch.compile; in inference on a CPU with the weights as packed constants."""
+    """Compile all models with torch.compile."""
     seconds: PositiveFloat = 1.0
     """Length of a round of one model."""
     rounds: PositiveInt = 7

@@ -121,8 +121,7 @@ def _inference_step(work: Work, model: nn.Module, device: torch.device) -> Calla
     dtype = getattr(torch, work.dtype)
     images = example_images(work.config, work.batch, device, dtype)
     model = model.to(device, dtype).eval()
-    options: dict[str, Any] = {"freezing": device.type == "cpu"}  # as `vitlab.evaluation.load.compile_inference`
-    forward = torch.compile(model, dynamic=False, options=options) if work.compile else model
+    forward = torch.compile(model, dynamic=False) if work.compile else model
     return torch.no_grad()(lambda: forward(images))
 
 

@@ -52,17 +52,16 @@ def load_for_evaluation(
 
 
 def compile_inference(model: Model, batch_size: int, log: Callable[[str], None] = lambda _: None) -> None:
-    """Compiles `model.forward_features` for this many images; on a CPU with the weights as packed constants, which
-    is up to twice as fast. Other batches, such as a smaller last one, run as before. Logs that compiling takes a while.
+    """Compiles `model.forward_features` for this many images. Other batches, such as a smaller last one, run as before.
+    Logs that compiling takes a while.
 
     Raises UserError where torch finds no compiler.
     """
     if cpp_compiler() is None:
         raise UserError("compile=True requires a C++ compiler: install g++, or name another one in CXX.")
     log("compiling, which takes half a minute or more ...")
-    options: dict[str, Any] = {"freezing": device_of(model).type == "cpu"}
     publish = functools.cache(compile_cache().publish)  # once
-    eager, compiled = model.forward_features, torch.compile(model.forward_features, dynamic=False, options=options)
+    eager, compiled = model.forward_features, torch.compile(model.forward_features, dynamic=False)
 
     def forward_features(images: Tensor) -> Tensor:
         if len(images) != batch_size:
