@@ -23,13 +23,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.evaluation.load import (
-    compile_inference,
-    device_of,
-    evaluation_batches,
-    load_for_evaluation,
-    match_classes,
-)
+from vitlab.evaluation.load import device_of, evaluation_batches, load_for_evaluation, match_classes
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
@@ -73,7 +67,6 @@ import sys, torch
 from vitlab.data.registry import load_dataset
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import load_frozen
-from vitlab.evaluation.load import load_for_evaluation
 from vitlab.evaluation.options import EvalOptions
 from vitlab.train.distributed import SINGLE
 from pathlib import Path
@@ -83,7 +76,7 @@ eager, compiled = EvalOptions(batch_size=200, device="cpu"), EvalOptions(batch_s
 first, second = (
     evaluate_checkpoint(checkpoint, "digits", options=options, log=logged.append) for options in (eager, compiled)
 )
-assert "compiling" in " ".join(logged)
+assert "is compiled" in " ".join(logged)
 assert first.indices.tolist() == second.indices.tolist()
 torch.testing.assert_close(second.losses, first.losses, rtol=1e-4, atol=1e-5)
 assert not (second.losses[:200] == first.losses[:200]).all()  # other kernels
@@ -117,7 +110,7 @@ def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
     model = build_model(KINDS["ViT"], generator=torch.Generator().manual_seed(0)).eval()
     images = torch.rand(3, 3, 32, 32)
     tokens = model.forward_features(images)
-    compile_inference(model, batch_size=3, log=logged.append)
+    load.compile_inference(model, batch_size=3, log=logged.append)
     for batch, difference in ((images, 1.0), (images, 1.0), (images[:2], 0.0)):
         torch.testing.assert_close(model.forward_features(batch), tokens[: len(batch)] + difference)
     assert (published, len(logged)) == (["once"], 1)

@@ -53,13 +53,12 @@ def load_for_evaluation(
 
 def compile_inference(model: Model, batch_size: int, log: Callable[[str], None] = lambda _: None) -> None:
     """Compiles `model.forward_features` for this many images. Other batches, such as a smaller last one, run as before.
-    Logs that compiling takes a while.
 
     Raises UserError where torch finds no compiler.
     """
     if cpp_compiler() is None:
         raise UserError("compile=True requires a C++ compiler: install g++, or name another one in CXX.")
-    log("compiling, which takes half a minute or more ...")
+    log(f"the first full batch of {batch_size} images is compiled, which takes half a minute or more")
     publish = functools.cache(compile_cache().publish)  # once
     eager, compiled = model.forward_features, torch.compile(model.forward_features, dynamic=False)
 

@@ -18,7 +18,7 @@ from vitlab.train.precision import Precision
 
 COMPILE_FLOPS = {"cuda": 3e16, "cpu": 1e14}
 """Of a run from which `compile="auto"` compiles. GPU: two minutes or more without; compiling takes half a minute, and a
-step three quarters of the time. Two CPU cores: a quarter of an hour, up to three minutes, two thirds."""
+step three quarters of the time. Two CPU cores: a quarter of an hour, three to six minutes, two thirds."""
 
 
 def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bool:
