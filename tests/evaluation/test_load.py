@@ -1,7 +1,11 @@
 """A checkpoint in float32 and bfloat16 on its device, the batches that go through it, and the classes of its data."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +21,13 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
+from vitlab.evaluation import load
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.load import device_of, evaluation_batches, load_for_evaluation, match_classes
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
+from vitlab.train.compile_cache import cpp_compiler
 from vitlab.train.precision import choose_device
 from vitlab.weights import load_metadata, load_model, save_model
 
@@ -54,6 +60,68 @@ def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
         assert torch.equal(expected, model(images))
     error = ((logits - expected).square().mean() / expected.square().mean()).sqrt()
     assert 1e-4 < error < 0.03
+
+
+COMPILED = """
+import sys, torch
+from vitlab.data.registry import load_dataset
+from vitlab.evaluation.accuracy import evaluate_checkpoint
+from vitlab.evaluation.features import load_frozen
+from vitlab.evaluation.options import EvalOptions
+from vitlab.train.distributed import SINGLE
+from pathlib import Path
+
+checkpoint, logged = sys.argv[1], []
+eager, compiled = EvalOptions(batch_size=200, device="cpu"), EvalOptions(batch_size=200, device="cpu", compile=True)
+first, second = (
+    evaluate_checkpoint(checkpoint, "digits", options=options, log=logged.append) for options in (eager, compiled)
+)
+assert "is compiled" in " ".join(logged)
+assert first.indices.tolist() == second.indices.tolist()
+torch.testing.assert_close(second.losses, first.losses, rtol=1e-4, atol=1e-5)
+assert not (second.losses[:200] == first.losses[:200]).all()  # other kernels
+assert (second.losses[200:] == first.losses[200:]).all()  # the smaller last batch
+folders = [Path(checkpoint, name) for name in ("eager", "compiled")]  # of two caches
+images = load_dataset("digits", "test")
+both = [load_frozen(checkpoint, o, f, logged.append, SINGLE)[2](images).x for o, f in zip((eager, compiled), folders)]
+torch.testing.assert_close(both[1], both[0], rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(cpp_compiler() is None, reason="torch finds no C++ compiler")
+@pytest.mark.parametrize("kind", ["ViT", "hybrid"])
+def test_a_compiled_model(kind: str, tmp_path: Path) -> None:
+    """Evaluates and represents as the model does; in a process that checks no types."""
+    model = build_model(KINDS[kind], generator=torch.Generator().manual_seed(0)).eval()
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    save_model(model, tmp_path / "model")
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", COMPILED, str(tmp_path / "model")], check=True, env=environment)
+
+
+def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled is published to later processes once."""
+    published, logged = list[str](), list[str]()
+    monkeypatch.setattr(torch, "compile", lambda forward, *, dynamic: lambda images: forward(images) + 1 + dynamic)
+    monkeypatch.setattr(load, "cpp_compiler", lambda: "g++")
+    monkeypatch.setattr(load, "compile_cache", lambda: SimpleNamespace(publish=lambda: published.append("once")))
+    model = build_model(KINDS["ViT"], generator=torch.Generator().manual_seed(0)).eval()
+    images = torch.rand(3, 3, 32, 32)
+    tokens = model.forward_features(images)
+    load.compile_inference(model, batch_size=3, log=logged.append)
+    for batch, difference in ((images, 1.0), (images, 1.0), (images[:2], 0.0)):
+        torch.testing.assert_close(model.forward_features(batch), tokens[: len(batch)] + difference)
+    assert (published, len(logged)) == (["once"], 1)
+
+
+def test_compiling_requires_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = build_model(KINDS["ViT"], generator=torch.Generator().manual_seed(0)).eval()
+    save_model(model, tmp_path / "model")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match="install g"):
+        evaluate_checkpoint(tmp_path / "model", "digits", options=EvalOptions(device="cpu", compile=True))
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,13 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table, preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
-from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
+from vitlab.evaluation.load import (
+    compile_inference,
+    evaluation_batches,
+    load_for_evaluation,
+    match_classes,
+    nothing_readable,
+)
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
@@ -315,4 +321,6 @@ def evaluate_checkpoint(
     with world.rank_0_first():
         images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
+    if options.compile:
+        compile_inference(loaded.model, options.batch_size, log)
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)

@@ -18,7 +18,7 @@ from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
-from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, nothing_readable
+from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.io import replacing_file, write_arrays
 from vitlab.models.vit import Model
@@ -136,6 +136,8 @@ def load_frozen(
     """A checkpoint's model, its preprocessing, which is described to `log`, and a function that computes the features
     of a data set, or reads them from `cache` (default: the user's cache folder)."""
     loaded = load_for_evaluation(checkpoint, options, world=world)
+    if options.compile:
+        compile_inference(loaded.model, options.batch_size, log)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     log(f"images: {preprocessing.describe()}")
     how: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache or downloads.cache_folder() / "features"}

@@ -6,14 +6,15 @@ checkpoint; in bfloat16 weights and activations have 8 significant bits, and log
 
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches
@@ -23,7 +24,8 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.evaluation.options import LoaderOptions, ModelOptions
 from vitlab.models.config import check_rgb
-from vitlab.models.vit import evaluation_mode
+from vitlab.models.vit import Model, evaluation_mode
+from vitlab.train.compile_cache import compile_cache, cpp_compiler
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device, keep_freed_memory
 from vitlab.weights import Checkpoint, load_checkpoint
@@ -47,6 +49,27 @@ def load_for_evaluation(
         raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
     loaded.model.to(device=device, dtype=getattr(torch, options.precision))
     return loaded
+
+
+def compile_inference(model: Model, batch_size: int, log: Callable[[str], None] = lambda _: None) -> None:
+    """Compiles `model.forward_features` for this many images. Other batches, such as a smaller last one, run as before.
+
+    Raises UserError where torch finds no compiler.
+    """
+    if cpp_compiler() is None:
+        raise UserError("compile=True requires a C++ compiler: install g++, or name another one in CXX.")
+    log(f"the first full batch of {batch_size} images is compiled, which takes half a minute or more")
+    publish = functools.cache(compile_cache().publish)  # once
+    eager, compiled = model.forward_features, torch.compile(model.forward_features, dynamic=False)
+
+    def forward_features(images: Tensor) -> Tensor:
+        if len(images) != batch_size:
+            return eager(images)
+        tokens = compiled(images)
+        publish()
+        return tokens
+
+    model.forward_features = forward_features
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -187,7 +187,8 @@ class _Run:
             self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
-        compiling = "; compiling, which takes half a minute or more ..." if self.config.compile else ""
+        duration = "minutes" if self.device.type == "cpu" else "half a minute or more"
+        compiling = f"; compiling, which takes {duration} ..." if self.config.compile else ""
         say(f"{state.weights.precision} on {self.device}{processes}{compiling}")
 
     def start_clock(self) -> None:

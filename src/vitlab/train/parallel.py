@@ -16,9 +16,9 @@ from vitlab.train.compile_cache import CompileCache, compile_cache, cpp_compiler
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
-COMPILE_FLOPS = {"cuda": 3e16, "cpu": 2e14}
+COMPILE_FLOPS = {"cuda": 3e16, "cpu": 1e14}
 """Of a run from which `compile="auto"` compiles. GPU: two minutes or more without; compiling takes half a minute, and a
-step three quarters of the time. Two CPU cores: a quarter of an hour, up to three minutes, two thirds."""
+step three quarters of the time. Two CPU cores: a quarter of an hour, three to six minutes, two thirds."""
 
 
 def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bool:
