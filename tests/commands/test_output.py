@@ -44,7 +44,7 @@ BEGINNINGS = {
     "predict": ("predict there a.png", "loading there"),
     "inspect": ("inspect there", "loading there"),
     "app": ("app there", "loading there"),
-    "study": ("study positions", "planning the study positions at scale tiny"),
+    "study": ("study positions", "planning the study positions at scale small"),
     "bench": ("bench ViT-B/16", "measuring ViT-B/16"),
     "plan": ("plan jft", "planning jft"),
     "duplicates": ("duplicates digits folder:x", "reading digits and folder:x"),

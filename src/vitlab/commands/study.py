@@ -27,9 +27,8 @@ class Study:
     """For `table2` and `table5`: the folders of `vitlab finetune` and `vitlab vtab` to lay out beside the paper's."""
     list: bool = False
     """List the studies and exit, as without a NAME."""
-    scale: Literal["tiny", "small", "gpu", "paper"] = "tiny"
-    """small: up to two hours of two cores; tiny: a smoke test of minutes; gpu: minutes of one large GPU; paper: the
-    original."""
+    scale: Literal["tiny", "small", "gpu", "paper"] = "small"
+    """small: one to four core-hours; tiny: a smoke test of minutes; gpu: minutes of one large GPU; paper: the original."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
@@ -39,7 +38,7 @@ class Study:
     root: str | None = None
     """Folder that holds the data set."""
     processes: int | None = None
-    """Runs at the same time; default: one for each core (tiny), 4 (gpu) or 1 (paper)."""
+    """Runs at the same time; default: one for each core (tiny, small), 4 (gpu) or 1 (paper)."""
     tflops: float | None = None
     """For --dry-run: achieved TFLOP/s of the device."""
     device: Device = "auto"
@@ -73,6 +72,7 @@ class Study:
             result = cost.cost(plan, self.tflops)
             print_result(result, self.json, cost.as_text(result))
             return 0
+        print_note(f"{cost.summary(plan)} ...")
         result = runner.run_study(study, plan, processes=self.processes, device=self.device)
         text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
         print_result(result, self.json, text)

@@ -21,9 +21,9 @@ FORMS = {"ViT-coarse": "Axial-ViT-coarse", "ViT-fine": "Axial-ViT-fine", "ResNet
 """Model -> its axial form."""
 
 MODELS: dict[str, Models] = {
-    "ViT-coarse": {"small": (vit(28, 7, 48, 3), 4000), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
-    "ViT-fine": {"small": (vit(28, 4, 48, 3), 4000), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
-    "ResNet": {"small": (resnet(28, (1, 1)), 4000), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
+    "ViT-coarse": {"small": (vit(28, 7, 48, 3), 3000), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
+    "ViT-fine": {"small": (vit(28, 4, 48, 3), 3000), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
+    "ResNet": {"small": (resnet(28, (1, 1)), 3000), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
 }
 
 

@@ -1,5 +1,6 @@
 """What a study costs before it runs: images, compute and hours of every point."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -84,9 +85,21 @@ def as_text(report: Mapping[str, Any]) -> str:
         {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
         for row in report["points"]
     ]
-    total, unit = report["sum"], "core" if report["scale"] in ("tiny", "small") else "device"
+    total = report["sum"]
     return (
         f"{format_table(rows)}\n{total['points']} points: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
-        f"of training, {total['hours']:.3g} hours of one {unit} at {report['tflops']:g} TFLOP/s "
+        f"of training, {total['hours']:.3g} hours of one {_unit(report['scale'])} at {report['tflops']:g} TFLOP/s "
         f"({total['open_hours']:.3g} of them still to do)"
     )
+
+
+def summary(plan: StudyPlan) -> str:
+    """The unfinished points, and about how long they take where that is known."""
+    text = f"{len(plan.unfinished_points)} of {len(plan.points)} points to run"
+    with contextlib.suppress(UserError):  # an unknown number of images
+        text += f", about {cost(plan)['sum']['open_hours']:.1f} hours of one {_unit(plan.scale)}"
+    return text if plan.scale == "tiny" else f"{text}; --scale tiny is a smoke test of minutes"
+
+
+def _unit(scale: Scale) -> str:
+    return "core" if scale in ("tiny", "small") else "device"

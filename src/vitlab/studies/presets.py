@@ -89,7 +89,7 @@ def comparison(scale: Scale, models: Models, **model: Any) -> TrainConfig:
     if isinstance(base, str):
         return jft(base, **model)
     optim = {"lr": 2e-3 if scale == "small" else 1e-3}
-    config = pretraining(scale, *base, optim=optim, checkpoint_every=500, fewshot={"test_images": 2000})
+    config = pretraining(scale, *base, optim=optim, checkpoint_every=500)
     return changed(config, model=model)
 
 
