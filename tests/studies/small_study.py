@@ -127,7 +127,7 @@ def main() -> None:
     if args.kills is None:
         from vitlab.studies.runner import plan, run_study
 
-        run_study(SMALL, plan(SMALL, "tiny", args.out), processes=args.processes, device="cpu")
+        run_study(SMALL, plan(SMALL, "small", args.out), processes=args.processes, device="cpu")
         return
     quiet, killed, rng = args.out / "quiet", args.out / "killed", random.Random(args.seed)
     assert start(quiet, args.processes).wait() == 0

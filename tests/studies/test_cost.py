@@ -17,12 +17,12 @@ from vitlab.train.workdir import write_json
 
 
 def test_every_point_and_their_sum(tmp_path: Path) -> None:
-    whole = plan(SMALL, "tiny", tmp_path)
+    whole = plan(SMALL, "small", tmp_path)
     report = cost(whole, tflops=0.5)
     assert [row["point"] for row in report["points"]] == [point.name for point in whole.points]
     first, tuned = report["points"][0], report["points"][2]
     assert (first["steps"], first["images"]) == (12, 192)
-    model = changed(variants("tiny")[0].config.model, num_classes=3)
+    model = changed(variants("small")[0].config.model, num_classes=3)
     assert first["exaflops"] == pytest.approx(6 * model.forward_macs * 192 / 1e18)
     assert first["hours"] == pytest.approx(first["exaflops"] * 1e6 / 0.5 / 3600)
     assert tuned["exaflops"] > 3 * first["exaflops"]  # four times the patches
@@ -40,10 +40,10 @@ def test_every_point_and_their_sum(tmp_path: Path) -> None:
 
 
 def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
-    first, _, tuned = variants("tiny")
+    first, _, tuned = variants("small")
     searched = Point("tuned", changed(tuned.config, learning_rates=(0.01, 0.03)), {}, init_from=first.name)
     study = dataclasses.replace(SMALL, variants=lambda scale: [first, searched])
-    row = cost(plan(study, "tiny", tmp_path))["points"][1]
+    row = cost(plan(study, "small", tmp_path))["points"][1]
     assert (row["steps"], row["images"]) == (3 * 12, 3 * 192)
     model = model_of(searched, {first.name: first})
     assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["images"] / 1e18)
@@ -69,7 +69,7 @@ def test_data_of_unknown_size() -> None:
 
 
 def test_the_model_of_a_point() -> None:
-    first, _, tuned = variants("tiny")
+    first, _, tuned = variants("small")
     large = dataclasses.replace(first, config=changed(first.config, model=get_config("ViT-B/16")))
     assert model_of(tuned, {tuned.init_from or "": large}) == get_config("ViT-B/16", image_size=16, num_classes=3)
     masked = tiny.masked_digits()  # has no head

@@ -30,7 +30,7 @@ from vitlab.train.workdir import write_json
 def planned(out: Path, change: Callable[[list[Point]], Sequence[Point]] = list, **settings: Any) -> StudyPlan:
     """The small study with short runs, its points changed."""
     study = dataclasses.replace(SMALL, variants=lambda scale: change(variants(scale, steps=4)), seeds=(0, 1))
-    return plan(study, "tiny", out, **settings)
+    return plan(study, "small", out, **settings)
 
 
 def with_config(points: list[Point], index: int, **changes: Any) -> list[Point]:
@@ -41,7 +41,7 @@ def with_config(points: list[Point], index: int, **changes: Any) -> list[Point]:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small study, undisturbed in this process; its report is written."""
-    whole = plan(SMALL, "tiny", tmp_path_factory.mktemp("quiet"))
+    whole = plan(SMALL, "small", tmp_path_factory.mktemp("quiet"))
     run_unfinished_points(whole, "cpu")
     write_report(SMALL, whole.scale, whole.results, whole.out)
     return whole.out
@@ -68,10 +68,10 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_point_is_run_and_reported(quiet: Path) -> None:
-    whole = plan(SMALL, "tiny", quiet)
+    whole = plan(SMALL, "small", quiet)
     assert whole.unfinished_points == []
     results = whole.results.runs
-    assert [result.point for result in results] == SMALL.points("tiny")
+    assert [result.point for result in results] == SMALL.points("small")
     for result in results:
         assert 0 <= result.metrics["accuracy"] <= 1
         assert result.records[-1]["step"] == 12
@@ -99,7 +99,7 @@ def once(condition: Callable[[], Any], action: Callable[[], None]) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path: Path) -> None:
-    unfinished = plan(SMALL, "tiny", tmp_path)
+    unfinished = plan(SMALL, "small", tmp_path)
     options = {"processes": 1, "device": "cpu"}
     study = multiprocessing.get_context("fork").Process(target=run_study, args=(SMALL, unfinished), kwargs=options)
     study.start()
@@ -118,11 +118,11 @@ def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path
 def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
     once(lambda: holders(tmp_path), lambda: os.kill(next(iter(holders(tmp_path))), signal.SIGKILL))
     with pytest.raises(StudyError, match="a process was killed or failed"):
-        run_study(SMALL, plan(SMALL, "tiny", tmp_path), processes=1, device="cpu")
+        run_study(SMALL, plan(SMALL, "small", tmp_path), processes=1, device="cpu")
 
 
 def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) -> None:
-    whole = plan(SMALL, "tiny", tmp_path)
+    whole = plan(SMALL, "small", tmp_path)
     once(lambda: steps_done(tmp_path) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(StoppedError, match="stopped and saved with"):
         run_study(SMALL, whole, processes=1, device="cpu")
@@ -135,7 +135,7 @@ def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) 
 
 
 def test_finished_points_are_not_run_again(quiet: Path, simulated: list[str]) -> None:
-    whole = plan(SMALL, "tiny", quiet)
+    whole = plan(SMALL, "small", quiet)
     before = (quiet / "study.json").read_bytes()
     assert run_study(SMALL, whole, device="cpu") == json.loads(before)
     assert simulated == []
@@ -278,7 +278,7 @@ def test_data_of_the_user(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_missing_data_is_an_error_of_the_user(tmp_path: Path) -> None:
-    wrong = plan(SMALL, "tiny", tmp_path, dataset="folder:nowhere")
+    wrong = plan(SMALL, "small", tmp_path, dataset="folder:nowhere")
     with pytest.raises(ValueError, match="nowhere"):
         run_study(SMALL, wrong, processes=1, device="cpu")
     assert have_ended(holders(tmp_path), 60)

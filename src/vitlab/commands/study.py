@@ -28,7 +28,7 @@ class Study:
     list: bool = False
     """List the studies and exit, as without a NAME."""
     scale: Literal["tiny", "small", "gpu", "paper"] = "small"
-    """small: one to four core-hours; tiny: a smoke test of minutes; gpu: minutes of one large GPU; paper: the original."""
+    """small: one to four core-hours; tiny: a smoke test of minutes; gpu: minutes of a GPU; paper: the original."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
