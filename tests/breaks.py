@@ -198,8 +198,8 @@ inspection/page.py: A name with a quotation mark can end an attribute of a repor
 pytest inspection/test_page.py -k escaped
 
 studies/spec.py: A study claims to show a difference whose interval holds zero.
-- return "supported" if low > 0 else "contradicted" if high < 0 else "inconclusive"
-+ return "supported" if self.mean > 0 else "contradicted" if high < 0 else "inconclusive"
+- return "supported" if self.low > 0 else "contradicted" if self.high < relevant else "inconclusive"
++ return "supported" if self.mean > 0 else "contradicted" if self.high < relevant else "inconclusive"
 pytest studies/test_spec.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
