@@ -197,7 +197,7 @@ inspection/page.py: A name with a quotation mark can end an attribute of a repor
 + autoescape=False,
 pytest inspection/test_page.py -k escaped
 
-studies/spec.py: A study claims to show a difference whose interval holds zero.
+studies/statistics.py: A study claims to show a difference whose interval holds zero.
 - return "supported" if self.low > 0 else "contradicted" if self.high < relevant else "inconclusive"
 + return "supported" if self.mean > 0 else "contradicted" if self.high < relevant else "inconclusive"
 pytest studies/test_spec.py -k interval

@@ -12,17 +12,14 @@ from vitlab.recipes import tiny
 from vitlab.studies import STUDIES
 from vitlab.studies.presets import changed
 from vitlab.studies.spec import (
-    Difference,
     Point,
     Result,
     Results,
     difference,
     digest,
     exaflops,
-    format_percent,
-    paired_difference,
-    std,
 )
+from vitlab.studies.statistics import Difference, format_percent, paired_difference, std
 
 BASE = tiny.digits()
 

@@ -15,7 +15,7 @@ RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
 """Learning rates of each kind; at the small scales the highest is meant to be too high."""
 MODELS: Models = {"small": (vit(28, 7, 64, 4), 3000), "gpu": (vit(32, 4, 192, 6, heads=6), 3000), "paper": "ViT-B/16"}
 EQUAL = 0.01
-"""Both kinds are equal within this, on the pre-training task, whose accuracy has the smaller spread over seeds."""
+"""Both kinds are equal within this on the pre-training task, whose accuracy has less spread over seeds than 5-shot."""
 EVAL_EVERY: dict[Scale, int] = {"small": 500, "gpu": 300, "paper": 37_000}
 """The evaluations during training give the curves of Fig. 9; the paper's are half an epoch apart."""
 

@@ -21,8 +21,8 @@ sandal, shirt, bag. CIFAR-10: airplane, bird, deer, horse, truck; then car, cat,
 FEWSHOT = "fewshot_5shot"
 """The metric of App. D: accuracy on the transfer task with five examples of each class."""
 SHOTS = (5, 500)
-"""Examples of each class at the small scales. With 500 the accuracy is that of a linear probe, whose spread over seeds
-is a fraction of that with five: the claims compare the most shots that a run has (`transfer`)."""
+"""Examples of each class at the small scales. With 500 the accuracy depends little on which are drawn, as that of
+a linear probe: the claims compare the most shots that a run has (`transfer`)."""
 
 L2 = 1.0
 """Penalty of few-shot accuracy.

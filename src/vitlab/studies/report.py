@@ -15,7 +15,8 @@ from vitlab.display import format_table
 from vitlab.inspection import figures, plots
 from vitlab.io import write_bytes
 from vitlab.panels import Panel, Series
-from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, Verdict, std
+from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study
+from vitlab.studies.statistics import Verdict, std
 from vitlab.train.workdir import write_json
 
 EXPLANATION = """\
