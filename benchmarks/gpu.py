@@ -23,7 +23,7 @@ import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import timm
 import torch
@@ -37,8 +37,7 @@ from vitlab.models import get_config
 from vitlab.train.throughput import peak_flops
 
 BATCHES = {"ViT-B/16": 256, "ViT-L/16": 128, "ViT-H/14": 64}
-CASES: tuple[tuple[Mode, bool], ...] = (("train", True), ("infer", True), ("train", False), ("infer", False))
-"""Mode, and whether it is compiled."""
+Case = Literal["train", "infer", "train eager", "infer eager"]
 CEILING = "products"
 STARTED = time.monotonic()
 DIGITS = ("pretrain", "tiny-digits", "--steps", "200", "--checkpoint-every", "20")
@@ -49,6 +48,8 @@ class Arguments:
     models: tuple[str, ...] = tuple(BATCHES)
     without_timm: tuple[str, ...] = ()
     """Models of these that are measured alone."""
+    cases: tuple[Case, ...] = get_args(Case)
+    """Compiled unless they say otherwise."""
     batch: int | None = None
     """Default: 256 for B/16, 128 for L/16, 64 for H/14."""
     seconds: float = 1.0
@@ -105,7 +106,9 @@ def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
     device, on_gpu = torch.device(given.device), given.device != "cpu"
     config = get_config(model, image_size=224)
     names = (OURS,) if model in given.without_timm else (OURS, "timm")
-    for mode, compiled in CASES:
+    for case in given.cases:
+        mode: Mode = "train" if case.startswith("train") else "infer"
+        compiled = not case.endswith("eager")
         pipe.recv()
         batch = given.batch or BATCHES[model]
         work = Work(config, mode, batch, "bfloat16", compiled, given.device)
@@ -178,7 +181,7 @@ def main() -> None:
         pipes[model], theirs = spawn.Pipe()
         spawn.Process(target=measure_model, args=(given, model, theirs), daemon=True).start()
         theirs.close()
-    for mode, compiled in CASES:
+    for case in given.cases:
         for pipe in pipes.values():
             pipe.send("prepare")
         for pipe in pipes.values():
@@ -186,7 +189,7 @@ def main() -> None:
         for model, pipe in pipes.items():
             pipe.send("measure")
             row = pipe.recv()
-            add(f"{model}, {mode}, {'compiled' if compiled else 'eager'}", row, describe(row))
+            add(f"{model}, {case}", row, describe(row))
 
 
 if __name__ == "__main__":
