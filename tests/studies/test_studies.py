@@ -121,7 +121,8 @@ def test_points_and_report(name: str, scale: Scale) -> None:
 
 MODEL = {"model": ViTConfig()}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "data-size": MODEL | {"data": {"part": None, "name": "any"}, "steps": 1, "optim": {"warmup_steps": 0}},
+    "data-size": MODEL
+    | {"data": {"part": None, "name": "any"}, "steps": 1, "optim": {"warmup_steps": 0, "weight_decay": 0.0}},
     "dropout-decay-smoothing": MODEL | {"label_smoothing": 0.0, "data": {"part": None}, "optim": {"weight_decay": 0.0}},
     "scaling": MODEL | {"steps": 1},
     "resolution": MODEL | {"fresh_positions": False},
@@ -146,7 +147,7 @@ def test_points_differ_only_by_what_is_studied(name: str, scale: Scale) -> None:
 
 
 SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
-    "data-size": lambda config: {"part": config.data.part},
+    "data-size": lambda config: {"part": config.data.part, "decay": config.optim.weight_decay},
     "resolution": lambda config: {"positions": "fresh" if config.fresh_positions else "interpolated"},
     "optimizer": lambda config: {"optimizer": config.optim.name, "rate": config.optim.lr},
     "head": lambda config: {"kind": config.model.pool, "rate": config.optim.lr},
@@ -509,6 +510,25 @@ def test_early_stopping_takes_the_best_evaluation() -> None:
         {"step": 200, "val_accuracy": 0.7, "fewshot_5shot": 0.5},
     ]
     assert data_size.early_stopped(Result(point, {}, records, 100, point.config.model)) == 0.3
+
+
+def test_decays_are_chosen_for_each_model_and_part_by_held_out_accuracy() -> None:
+    """As if the ViT needed the large decay for 1 % of the data, and the test preferred it everywhere."""
+
+    def large(point: Point) -> bool:
+        return float(point.labels["decay"]) > 1
+
+    def validation(point: Point) -> float:
+        needed = point.labels["family"] == "ViT" and point.labels["part"] == 0.01
+        return 0.5 + 0.1 * (large(point) == needed)
+
+    written = report("data-size", lambda point: 0.5 + noise(point) + 0.2 * large(point), validation)
+    assert [row[3:] for row in written["table"]["rows"][:2]] == [
+        ["70.0 ± 0.1", "50.0 ± 0.1", "50.0 ± 0.1", "50.0 ± 0.1"],
+        ["50.0 ± 0.1"] * 4,
+    ]
+    assert measured(written)[0] == pytest.approx(-0.2)
+    assert written["panels"][0]["series"][0]["y"] == pytest.approx([0.7, 0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.02, YES), (-0.02, NO)])

@@ -1,6 +1,6 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,29 @@ from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Labels, Metric, Point, Result, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import (
+    HELD_OUT,
+    Chart,
+    Claim,
+    Labels,
+    Metric,
+    Point,
+    Result,
+    Results,
+    Scale,
+    Study,
+    difference,
+    percent,
+)
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
 """Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
-SMALL_STEPS = {0.01: 800, 0.05: 1500, 0.2: 2500, 1.0: 4500}
-"""Part -> steps at `small`: about 100 epochs of the least data, 6 of all."""
+SMALL_STEPS = {0.01: 600, 0.05: 1400, 0.2: 2000, 1.0: 4000}
+"""Part -> steps at `small`: about 75 epochs of the least data, 5 of all."""
+SMALL_DECAYS = {0.01: (0.05, 2.0), 0.05: (0.05, 2.0), 0.2: (0.05,), 1.0: (0.05,)}
+"""Part -> weight decays at `small`, of which held-out images choose one for each model: runs of many epochs may need
+more, as in Sec. 4.3."""
 SMALL_DATA = {"fashion_mnist": ("small",), "cifar10": ("small", "large")}
 """Data set at `small` -> sizes of the models that learn from it."""
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
@@ -54,7 +70,7 @@ def early_stopped(result: Result) -> float:
     """Metric: few-shot accuracy at the evaluation with the best accuracy on held-out images.
 
     It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. At `small`,
-    whose runs have no few-shot accuracy, it is the test accuracy of the last weights.
+    whose runs have no few-shot accuracy, it is the test accuracy of the last weights, and the decay is chosen instead.
     """
     config = result.point.config
     if config.fewshot is None:
@@ -64,6 +80,8 @@ def early_stopped(result: Result) -> float:
     return max(evaluations, key=lambda record: record[f"{config.data.eval_split}_accuracy"])[metric]
 
 
+ROW = ("run", "data", "model")
+"""Labels of a row of the table."""
 MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy", "fine-tuned"))
 """Fig. 4 and Fig. 3."""
 
@@ -72,11 +90,12 @@ def variants(scale: Scale) -> list[Point]:
     """Every model on every part; at the larger scales with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
-            _point(name, family, size, part, pretraining(scale, model, steps, **_own_task(data, part)), data)
+            _point(name, family, size, part, pretraining(scale, model, steps, **_own_task(data, part, decay)), data)
             for data, sizes in SMALL_DATA.items()
             for name, (family, size, model) in MODELS[scale].items()
             if size in sizes
             for part, steps in SMALL_STEPS.items()
+            for decay in SMALL_DECAYS[part]
         ]
     candidates, parts = (_paper(), PARTS) if scale == "paper" else (_gpu(), GPU_PARTS)
     before = [
@@ -92,14 +111,17 @@ def variants(scale: Scale) -> list[Point]:
 
 def _point(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> Point:
     labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
+    labels["decay"] = config.optim.weight_decay
     path = [data, name.replace("/", "-").replace("+", "-"), f"{100 * part:g}"]
+    if data and len(SMALL_DECAYS[part]) > 1:
+        path.append(f"decay-{labels['decay']:g}")
     return Point(".".join(filter(None, path)), config, labels)
 
 
-def _own_task(data: str, part: float) -> dict[str, Any]:
+def _own_task(data: str, part: float, decay: float) -> dict[str, Any]:
     """Settings of a run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
     images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
-    return {"data": images, "fewshot": None}
+    return {"data": images, "fewshot": None, "optim": {"weight_decay": decay}}
 
 
 def _gpu() -> dict[str, tuple[str, str, TrainConfig]]:
@@ -136,22 +158,38 @@ def _images(results: Results) -> dict[float, int]:
     return {float(run.point.labels["part"]): run.examples for run in before}
 
 
+def at_best_decay(results: Results, **labels: str | float) -> dict[float, Labels]:
+    """Part -> labels of the runs with these labels at the weight decay whose pre-training has the best held-out
+    accuracy there, in the mean over seeds. The labels must be those of one model on one data set."""
+    before = {**labels, "run": PRETRAINING}
+    return {
+        part: {**labels, "part": part, "decay": results.study.best("decay", HELD_OUT, **before, part=part)}
+        for part in _images(results)
+    }
+
+
+def _row_at_best_decay(row: Results) -> dict[float, Labels]:
+    return at_best_decay(row, **{name: row.labels[name] for name in ROW})
+
+
 def _columns(results: Results) -> dict[str, Any]:
-    metrics = {run: (metric, title) for run, metric, title in MEASURES}
+    metrics: dict[Any, Any] = {run: (metric, title) for run, metric, title in MEASURES}
     columns: dict[str, Any] = {"data": "data", "model": "model"}
     columns["measured, %"] = lambda row: metrics[row.labels["run"]][1]
     for part in _images(results):
-        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(row)
+        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(
+            metrics[row.labels["run"]][0], **_row_at_best_decay(row)[part]
+        )(row)
     return columns
 
 
-def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], float]:
+def gain(metric: Metric, ahead: Mapping[float, Labels], behind: Mapping[float, Labels]) -> Callable[[Results], float]:
     """By how much more accuracy `ahead` gains than `behind` with each tenfold of images: the slope of the line through
-    their difference over the logarithm of the images."""
+    their difference over the logarithm of the images. The groups are given for each part, as by `at_best_decay`."""
 
     def slope(runs: Results) -> float:
         images = _images(runs)
-        gaps = [difference(metric, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
+        gaps = [difference(metric, ahead[part], behind[part])(runs) for part in images]
         return float(np.polyfit(np.log10(list(images.values())), gaps, 1)[0])
 
     return slope
@@ -160,16 +198,18 @@ def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], f
 def _claims(results: Results) -> list[Claim]:
     """The claims about the models and data sets that this scale has."""
     images = _images(results)
-    least, most = ({"part": part} for part in (min(images), max(images)))
+    least, most = min(images), max(images)
     claims = []
     for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
         data, size = group.labels["data"], group.labels["size"]
-        vit, resnet = ({"run": PRETRAINING, "data": data, "size": size, "family": family} for family in FAMILIES)
+        vit, resnet = (
+            at_best_decay(results, data=data, size=size, family=family, run=PRETRAINING) for family in FAMILIES
+        )
         where = f"of the {size} models" + (f" on {data}" if data else "")
         names = "ViT-L/16 and R152x2" if size == "large" else "ViT-B/32 and R50x1"
         paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        behind = difference(early_stopped, {**resnet, **least}, {**vit, **least})
-        ahead = difference(early_stopped, {**vit, **most}, {**resnet, **most})
+        behind = difference(early_stopped, resnet[least], vit[least])
+        ahead = difference(early_stopped, vit[most], resnet[most])
         gains = gain(early_stopped, vit, resnet)
         claims += [
             Claim(f"With the least data the ResNet is ahead, {where}.", paper, behind),
@@ -179,7 +219,9 @@ def _claims(results: Results) -> list[Claim]:
     for run, metric, title in MEASURES:
         vits = results.select(lambda result, run=run: result.point.labels["run"] == run)
         for data in vits.select(lambda result: result.point.labels["size"] == "large").values("data"):
-            large, small = ({"run": run, "data": data, "family": "ViT", "size": size} for size in ("large", "small"))
+            large, small = (
+                at_best_decay(results, data=data, size=size, family="ViT", run=run) for size in ("large", "small")
+            )
             where = f"{data}, {title}" if data else title
             text = f"Tenfold data brings the larger ViT more than the smaller one ({where})."
             paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
@@ -196,7 +238,10 @@ def _charts(results: Results) -> list[Chart]:
             metric,
             x=lambda group: _images(group)[float(group.labels["part"])],
             lines="model",
-            where=lambda group, shown=(run, data): (group.labels["run"], group.labels["data"]) == shown,
+            where=lambda group, shown=(run, data): (
+                (group.labels["run"], group.labels["data"]) == shown
+                and group.labels.items() >= _row_at_best_decay(group)[float(group.labels["part"])].items()
+            ),
             x_label="images learned from",
             log_x=True,
         )
@@ -211,11 +256,11 @@ DATA_SIZE = Study(
     source="Fig. 3, Fig. 4, Sec. 4.3",
     question="How much data does a ViT need before it is as good as a ResNet?",
     variants=variants,
-    summary="Every model learns from nested parts of the data. At the scale `small` it takes from 100 epochs of the "
-    "least to 6 of all data and is tested on its own task; at the others it always takes as many steps, its few-shot "
-    "accuracy is that of the evaluation with the best accuracy on held-out images, and its fine-tuned accuracy that of "
-    "the last weights.",
-    rows=("run", "data", "model"),
+    summary="Every model learns from nested parts of the data. At the scale `small` it takes from 75 epochs of the "
+    "least to 5 of all data and is tested on its own task; for the two smallest parts the better of two weight decays "
+    "is chosen on held-out images. At the others it always takes as many steps, its few-shot accuracy is that of the "
+    "evaluation with the best accuracy on held-out images, and its fine-tuned accuracy that of the last weights.",
+    rows=ROW,
     columns=_columns,
     claims=_claims,
     charts=_charts,
