@@ -108,6 +108,7 @@ def test_markdown_and_text(written: tuple[Path, dict[str, Any]]) -> None:
     text = (written[0] / "report.md").read_text()
     assert text == as_markdown(written[1])
     for part in (
+        f"\n    vitlab study {written[1]['study']} --scale small\n",
         "9 runs of a **small** model. Pre-trained on 1,437 images of digits, 22 steps of 64. Seeds: 3.",
         "](figure.png)",
         "| 1d | 62.0 ± 2.0 | a |",

@@ -186,6 +186,7 @@ def as_markdown(report: Mapping[str, Any]) -> str:
     parts = [
         f"# {report['study']}, {report['scale']}",
         f"{report['source']}. {report['about']}",
+        f"    vitlab study {report['study']} --scale {report['scale']}",
         report["lead"],
         f"![{report['about']}](figure.png)",
         format_table(_rows(report), markdown=True),
