@@ -9,7 +9,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
+from vitlab.studies.presets import FEW_IMAGES, changed, finetuning, jft, pretraining, resnet, vit
 from vitlab.studies.spec import (
     HELD_OUT,
     Chart,
@@ -37,7 +37,6 @@ SMALL_DATA = {"fashion_mnist": ("small",), "cifar10": ("small", "large")}
 """Data set at `small` -> sizes of the models that learn from it."""
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 FAMILIES = ("ViT", "ResNet")
-FEW_IMAGES = "in the paper ViTs overtake between 9 and 300 million images"
 
 # 4 or 8 million multiply-accumulates an image at `small`, 24 to 185 million at `gpu`.
 MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {

@@ -24,6 +24,9 @@ SHOTS = (5, 500)
 """Examples of each class at the small scales. With 500 the accuracy depends little on which are drawn, as that of
 a linear probe: the claims compare the most shots that a run has (`transfer`)."""
 
+FEW_IMAGES = "in the paper ViTs overtake between 9 and 300 million images (Fig. 4)"
+"""Why only the paper's scale shows a ViT ahead of a ResNet."""
+
 L2 = 1.0
 """Penalty of few-shot accuracy.
 

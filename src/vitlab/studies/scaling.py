@@ -13,7 +13,7 @@ from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.panels import Panel, Series, front
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, transfer, vit
+from vitlab.studies.presets import FEW_IMAGES, FEWSHOT, changed, jft, pretraining, resnet, transfer, vit
 from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, percent
 
 FAMILIES: tuple[str, ...] = ("ViT", "hybrid", "ResNet")
@@ -286,6 +286,7 @@ SCALING = Study(
             "With as much compute, in the middle of the range that both cover, ViTs transfer better than ResNets.",
             f"2 to 4 times less compute for the same (Sec. 4.4); {100 * gap(VIT, RESNET):.2f} points there in Table 6",
             lambda seed: gap(_runs(seed, "ViT"), _runs(seed, "ResNet")),
+            out_of_reach=FEW_IMAGES,
         ),
         Claim(
             "With the least compute that both cover, hybrids transfer better than ViTs.",
