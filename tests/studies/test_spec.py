@@ -77,6 +77,12 @@ def test_a_point_changes_with_the_one_that_it_starts_from() -> None:
     assert len(set(one.values())) == 4  # b and c have the same settings and different starts
 
 
+def test_the_seed_draws_the_images_of_a_part_too() -> None:
+    for part, expected in ((0.1, 3), (None, None)):
+        config = Point("a", changed(BASE, data={"part": part}), {}).with_seed(3).config
+        assert (config.seed, config.data.part_seed) == (3, expected)
+
+
 def test_compute_of_a_fine_tuning() -> None:
     """Its search and all its runs, of the model that was run."""
     model = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8)

@@ -7,9 +7,8 @@ import numpy as np
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
-from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.presets import FEW_IMAGES, changed, finetuning, jft, pretraining, resnet, vit
+from vitlab.studies.presets import FEW_IMAGES, body, changed, finetuning, jft, pretraining, resnet, vit
 from vitlab.studies.spec import (
     HELD_OUT,
     Chart,
@@ -35,6 +34,8 @@ SMALL_DECAYS = {0.01: (0.05, 2.0), 0.05: (0.05, 2.0), 0.2: (0.05,), 1.0: (0.05,)
 more, as in Sec. 4.3."""
 SMALL_DATA = {"fashion_mnist": ("small",), "cifar10": ("small", "large")}
 """Data set at `small` -> sizes of the models that learn from it."""
+SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
+"""Learning rates at `small`, near the best ones of both in short runs."""
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 FAMILIES = ("ViT", "ResNet")
 
@@ -50,7 +51,7 @@ MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {
         "ViT-192/4": ("ViT", "large", vit(32, 4, 192, 9)),
         "R14x1": ("ResNet", "small", resnet(32, (2, 2), width=64)),
         "R26x1.5": ("ResNet", "large", resnet(32, (2, 2, 2, 2), width=96)),
-        "R14x1+ViT-192": ("hybrid", "small", vit(32, 1, 192, 6, stem=ResNetBody((2, 2), width=64))),
+        "R14x1+ViT-192": ("hybrid", "small", vit(32, 1, 192, 6, stem=body((2, 2), 64))),
     },
 }
 """Name -> family, size (`small` is compared with `small`), model."""
@@ -89,7 +90,7 @@ def variants(scale: Scale) -> list[Point]:
     """Every model on every part; at the larger scales with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
-            _point(name, family, size, part, pretraining(scale, model, steps, **_own_task(data, part, decay)), data)
+            _point(name, family, size, part, _own_task(family, model, steps, data, part, decay), data)
             for data, sizes in SMALL_DATA.items()
             for name, (family, size, model) in MODELS[scale].items()
             if size in sizes
@@ -117,10 +118,11 @@ def _point(name: str, family: str, size: str, part: float, config: TrainConfig, 
     return Point(".".join(filter(None, path)), config, labels)
 
 
-def _own_task(data: str, part: float, decay: float) -> dict[str, Any]:
-    """Settings of a run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
+def _own_task(family: str, model: ModelConfig, steps: int, data: str, part: float, decay: float) -> TrainConfig:
+    """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
     images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
-    return {"data": images, "fewshot": None, "optim": {"weight_decay": decay}}
+    optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
+    return pretraining("small", model, steps, data=images, fewshot=None, optim=optim)
 
 
 def _gpu() -> dict[str, tuple[str, str, TrainConfig]]:

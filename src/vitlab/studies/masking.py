@@ -67,7 +67,7 @@ def _small(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
     base = tiny.masked_cifar10()
     if scale == "small":
         model = {"width": 96, "depth": 3, "mlp_dim": 192}
-        before, steps = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500), 250
+        before, steps = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500), 800
     else:
         model = {"width": 192, "depth": 9, "heads": 6, "mlp_dim": 384}
         before, steps = changed(base, model=model, epochs=100.0, batch_size=512), 500

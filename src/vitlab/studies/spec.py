@@ -45,9 +45,11 @@ class Point:
     """Name of the point whose model is fine-tuned."""
 
     def with_seed(self, seed: int) -> "Point":
-        """The point of this seed; it starts from the point of the same seed."""
-        init_from = self.init_from and f"{self.init_from}.seed-{seed}"
-        return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, init_from)
+        """The point of this seed, which also draws the images of a part; it starts from the point of the same seed."""
+        init_from, config = self.init_from and f"{self.init_from}.seed-{seed}", self.config
+        data = config.data if config.data.part is None else dataclasses.replace(config.data, part_seed=seed)
+        config = dataclasses.replace(config, data=data, seed=seed)
+        return Point(f"{self.name}.seed-{seed}", config, self.labels, init_from)
 
 
 # Settings that later versions added; at these values they are not part of a digest.
