@@ -200,7 +200,7 @@ pytest inspection/test_page.py -k escaped
 studies/statistics.py: A study claims to show a difference whose interval holds zero.
 - return "supported" if self.low > 0 else "contradicted" if self.high < relevant else "inconclusive"
 + return "supported" if self.mean > 0 else "contradicted" if self.high < relevant else "inconclusive"
-pytest studies/test_spec.py -k interval
+pytest studies/test_statistics.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds := exa * 1e18 / (flops * count)
@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--unbroken", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--wrap", default="", help="a command to put before row call of pytest")
+    parser.add_argument("--wrap", default="", help="a command to put before each call of pytest")
     arguments = parser.parse_args()
     rows = [(n, row) for n, row in enumerate(BREAKS, 1) if arguments.only is None or n in arguments.only]
     if arguments.list:

@@ -15,6 +15,7 @@ import pytest
 from vitlab.config import FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.registry import get_config
+from vitlab.panels import front
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -508,6 +509,25 @@ def test_scaling_compares_at_equal_compute(ahead: dict[str, float], differences:
     written = report("scaling", of_scaling(ahead))
     assert measured(written)[:2] == pytest.approx(differences)
     assert f"ResNets take 3.3 times the compute of ViTs in Table 6; here {times}" in written["lead"]
+
+
+def test_scaling_chooses_runs_by_their_means() -> None:
+    """So the mean over seeds is the difference of the means, whichever run a seed is lucky with."""
+    usual = of_scaling(dict.fromkeys(scaling.FAMILIES, 0.0))
+
+    def lucky(point: Point) -> float:
+        return usual(point) + 0.05 * math.sin(10 * point.config.seed * math.log(exaflops(point.config, 30_000)))
+
+    results = simulate("scaling", lucky)
+    vits, hybrids, resnets = (
+        [
+            (group.runs[0].exaflops, float(group.measure("fewshot_500shot").mean()))
+            for group in results.where(family=kind).groups("model", "length")
+        ]
+        for kind in scaling.FAMILIES
+    )
+    expected = [gap(front(vits), front(resnets)), gap(front(hybrids), front(vits), 0.0), growth(vits, vits)]
+    assert measured(report("scaling", lucky)) == pytest.approx(expected)
 
 
 def test_early_stopping_takes_the_best_evaluation() -> None:

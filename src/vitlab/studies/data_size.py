@@ -241,7 +241,7 @@ def _charts(results: Results) -> list[Chart]:
             lines="model",
             where=lambda group, shown=(run, data): (
                 (group.labels["run"], group.labels["data"]) == shown
-                and group.labels.items() >= _row_at_best_decay(group)[float(group.labels["part"])].items()
+                and group.labels["decay"] == _row_at_best_decay(group)[float(group.labels["part"])]["decay"]
             ),
             x_label="images learned from",
             log_x=True,

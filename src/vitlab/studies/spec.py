@@ -1,7 +1,7 @@
 """What a study consists of, as data: runs, their results over seeds, a table, claims and charts. Imports no torch.
 
-A seed sets the initial weights, the order of the images and the crops; the test images are the same for all seeds. So
-an interval over seeds covers other seeds, and not other test images.
+A seed sets the initial weights, the order of the images, the crops, and which images a part of the data holds; the test
+images are the same for all seeds. So an interval over seeds covers other seeds, and not other test images.
 """
 
 import dataclasses
@@ -46,9 +46,10 @@ class Point:
 
     def with_seed(self, seed: int) -> "Point":
         """The point of this seed, which also draws the images of a part; it starts from the point of the same seed."""
-        init_from, config = self.init_from and f"{self.init_from}.seed-{seed}", self.config
-        data = config.data if config.data.part is None else dataclasses.replace(config.data, part_seed=seed)
-        config = dataclasses.replace(config, data=data, seed=seed)
+        init_from, data = self.init_from and f"{self.init_from}.seed-{seed}", self.config.data
+        if data.part is not None:
+            data = dataclasses.replace(data, part_seed=seed)
+        config = dataclasses.replace(self.config, data=data, seed=seed)
         return Point(f"{self.name}.seed-{seed}", config, self.labels, init_from)
 
 
@@ -246,7 +247,7 @@ class Claim:
     expected: Literal["more", "equal"] = "more"
     """`equal`: the paper sees no difference beyond noise."""
     relevant: float = 0.005
-    """The smallest difference that counts as one."""
+    """The smallest difference that counts as one: not more than the paper's own."""
     out_of_reach: str = ""
     """Why no scale but the paper's can show it, and so none contradicts it."""
 

@@ -59,9 +59,9 @@ class DecoupledSGD(torch.optim.SGD):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         with torch.no_grad():
             for group in self.param_groups:
-                decayed = [parameter for parameter in group["params"] if parameter.grad is not None]
-                if decayed and group["decay"]:
-                    torch._foreach_mul_(decayed, 1.0 - group["lr"] * group["decay"])  # pyright: ignore[reportPrivateImportUsage]
+                parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+                if parameters and group["decay"]:
+                    torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["decay"])  # pyright: ignore[reportPrivateImportUsage]
         return super().step(closure)
 
 
