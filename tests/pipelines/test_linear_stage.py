@@ -16,7 +16,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
-from vitlab.pipelines import finetune, linear_stage, pretrain, sweep
+from vitlab.pipelines import finetune, inspect, linear_stage, pretrain, sweep
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage, check_head, head_images, hold_out_indices
@@ -47,8 +47,10 @@ def staged(config: TrainConfig) -> FinetuneConfig:
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache_of_its_own_and_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report's figures take four times as long as these jobs, and have tests of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(inspect, "inspect_checkpoint", lambda *arguments, **settings: {})
 
 
 def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
