@@ -20,9 +20,8 @@ patches), ResNet50 and their axial forms after 7 epochs of JFT-300M."""
 FORMS = {"ViT-coarse": "Axial-ViT-coarse", "ViT-fine": "Axial-ViT-fine", "ResNet": "AxialResNet"}
 """Model -> its axial form."""
 
-NO_CONVOLUTIONS = (
-    "attention replaces its 3 x 3 convolutions, which ViTs overtake with more than 9 million images (Fig. 4)"
-)
+NO_CONVOLUTIONS = "without 3 x 3 convolutions ViTs overtake ResNets on no fewer than 9 million images (Fig. 4)"
+"""Why only the paper's scale shows an AxialResNet, which has attention in their place, ahead of a ResNet."""
 
 MODELS: dict[str, Models] = {
     "ViT-coarse": {"small": (vit(28, 7, 48, 3), 3000), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},

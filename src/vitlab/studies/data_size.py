@@ -1,6 +1,6 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,6 @@ def early_stopped(result: Result) -> float:
     return max(evaluations, key=lambda record: record[f"{config.data.eval_split}_accuracy"])[metric]
 
 
-ROW = ("run", "data", "model")
-"""Labels of a row of the table."""
 MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy", "fine-tuned"))
 """Fig. 4 and Fig. 3."""
 
@@ -113,7 +111,7 @@ def _point(name: str, family: str, size: str, part: float, config: TrainConfig, 
     labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
     labels["decay"] = config.optim.weight_decay
     path = [data, name.replace("/", "-").replace("+", "-"), f"{100 * part:g}"]
-    if data and len(SMALL_DECAYS[part]) > 1:
+    if data:
         path.append(f"decay-{labels['decay']:g}")
     return Point(".".join(filter(None, path)), config, labels)
 
@@ -159,18 +157,20 @@ def _images(results: Results) -> dict[float, int]:
     return {float(run.point.labels["part"]): run.examples for run in before}
 
 
-def at_best_decay(results: Results, **labels: str | float) -> dict[float, Labels]:
-    """Part -> labels of the runs with these labels at the weight decay whose pre-training has the best held-out
-    accuracy there, in the mean over seeds. The labels must be those of one model on one data set."""
-    before = {**labels, "run": PRETRAINING}
-    return {
-        part: {**labels, "part": part, "decay": results.study.best("decay", HELD_OUT, **before, part=part)}
-        for part in _images(results)
-    }
+def at_best_decay(results: Results) -> Results:
+    """The runs at the weight decay whose pre-training has the best held-out accuracy for their model on their part of
+    the data, in the mean over all seeds."""
+
+    def is_best(result: Result) -> bool:
+        labels = {name: result.point.labels[name] for name in ("data", "model", "part")}
+        best = results.study.best("decay", HELD_OUT, run=PRETRAINING, **labels)
+        return result.point.labels["decay"] == best
+
+    return results.select(is_best)
 
 
-def _row_at_best_decay(row: Results) -> dict[float, Labels]:
-    return at_best_decay(row, **{name: row.labels[name] for name in ROW})
+def _at_best_decay(measure: Callable[[Results], float]) -> Callable[[Results], float]:
+    return lambda runs: measure(at_best_decay(runs))
 
 
 def _columns(results: Results) -> dict[str, Any]:
@@ -178,19 +178,19 @@ def _columns(results: Results) -> dict[str, Any]:
     columns: dict[str, Any] = {"data": "data", "model": "model"}
     columns["measured, %"] = lambda row: metrics[row.labels["run"]][1]
     for part in _images(results):
-        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(
-            metrics[row.labels["run"]][0], **_row_at_best_decay(row)[part]
-        )(row)
+        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(
+            at_best_decay(row)
+        )
     return columns
 
 
-def gain(metric: Metric, ahead: Mapping[float, Labels], behind: Mapping[float, Labels]) -> Callable[[Results], float]:
+def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], float]:
     """By how much more accuracy `ahead` gains than `behind` with each tenfold of images: the slope of the line through
-    their difference over the logarithm of the images. The groups are given for each part, as by `at_best_decay`."""
+    their difference over the logarithm of the images."""
 
     def slope(runs: Results) -> float:
         images = _images(runs)
-        gaps = [difference(metric, ahead[part], behind[part])(runs) for part in images]
+        gaps = [difference(metric, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
         return float(np.polyfit(np.log10(list(images.values())), gaps, 1)[0])
 
     return slope
@@ -199,18 +199,16 @@ def gain(metric: Metric, ahead: Mapping[float, Labels], behind: Mapping[float, L
 def _claims(results: Results) -> list[Claim]:
     """The claims about the models and data sets that this scale has."""
     images = _images(results)
-    least, most = min(images), max(images)
+    least, most = ({"part": part} for part in (min(images), max(images)))
     claims = []
     for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
         data, size = group.labels["data"], group.labels["size"]
-        vit, resnet = (
-            at_best_decay(results, data=data, size=size, family=family, run=PRETRAINING) for family in FAMILIES
-        )
+        vit, resnet = ({"run": PRETRAINING, "data": data, "size": size, "family": family} for family in FAMILIES)
         where = f"of the {size} models" + (f" on {data}" if data else "")
         names = "ViT-L/16 and R152x2" if size == "large" else "ViT-B/32 and R50x1"
         paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        behind = difference(early_stopped, resnet[least], vit[least])
-        ahead = difference(early_stopped, vit[most], resnet[most])
+        behind = difference(early_stopped, {**resnet, **least}, {**vit, **least})
+        ahead = difference(early_stopped, {**vit, **most}, {**resnet, **most})
         gains = gain(early_stopped, vit, resnet)
         claims += [
             Claim(f"With the least data the ResNet is ahead, {where}.", paper, behind),
@@ -220,14 +218,12 @@ def _claims(results: Results) -> list[Claim]:
     for run, metric, title in MEASURES:
         vits = results.select(lambda result, run=run: result.point.labels["run"] == run)
         for data in vits.select(lambda result: result.point.labels["size"] == "large").values("data"):
-            large, small = (
-                at_best_decay(results, data=data, size=size, family="ViT", run=run) for size in ("large", "small")
-            )
+            large, small = ({"run": run, "data": data, "family": "ViT", "size": size} for size in ("large", "small"))
             where = f"{data}, {title}" if data else title
             text = f"Tenfold data brings the larger ViT more than the smaller one ({where})."
             paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
             claims.append(Claim(text, paper, gain(metric, large, small)))
-    return claims
+    return [changed(claim, difference=_at_best_decay(claim.difference)) for claim in claims]
 
 
 def _charts(results: Results) -> list[Chart]:
@@ -240,8 +236,7 @@ def _charts(results: Results) -> list[Chart]:
             x=lambda group: _images(group)[float(group.labels["part"])],
             lines="model",
             where=lambda group, shown=(run, data): (
-                (group.labels["run"], group.labels["data"]) == shown
-                and group.labels["decay"] == _row_at_best_decay(group)[float(group.labels["part"])]["decay"]
+                (group.labels["run"], group.labels["data"]) == shown and bool(at_best_decay(group).runs)
             ),
             x_label="images learned from",
             log_x=True,
@@ -261,7 +256,7 @@ DATA_SIZE = Study(
     "least to 5 of all data and is tested on its own task; for the two smallest parts the better of two weight decays "
     "is chosen on held-out images. At the others it always takes as many steps, its few-shot accuracy is that of the "
     "evaluation with the best accuracy on held-out images, and its fine-tuned accuracy that of the last weights.",
-    rows=ROW,
+    rows=("run", "data", "model"),
     columns=_columns,
     claims=_claims,
     charts=_charts,
