@@ -29,8 +29,8 @@ SECONDS = 600
 
 TABLE = r"""
 models/attention.py: Attention in training divides its logits by Dh instead of by its root.
-- weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
-+ weights = attention_weights(q * q.shape[-1] ** -1, k, bias)
+- MatmulAttention.apply(q * q.shape[-1] ** -0.5, k.contiguous()
++ MatmulAttention.apply(q * q.shape[-1] ** -1, k.contiguous()
 pytest models/test_attention.py
 
 models/position.py: Position embeddings are interpolated with borders aligned, where Google's code aligns the corners.

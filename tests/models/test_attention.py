@@ -6,16 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.models import attention as module
-from vitlab.models.attention import Attention, MatmulAttention, attention, attention_backend
+from vitlab.models.attention import Attention, attention, attention_backend, matmul_attention
 
 
 def qkv(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3))
     return q, k, v
-
-
-def matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    return MatmulAttention.apply(q, k, v, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -26,8 +22,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor
 def test_matmul_attention_has_the_right_derivatives(biased: bool) -> None:
     q, (_, k, v) = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 4, 4)
     bias = [torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)] if biased else []
-    assert torch.autograd.gradcheck(matmul, (q, k, v, *bias))
-    assert torch.autograd.gradgradcheck(matmul, (q[:1, :1], k[:1, :1], v[:1, :1], *(tensor[:1, :1] for tensor in bias)))
+    assert torch.autograd.gradcheck(matmul_attention, (q, k, v, *bias))
+    assert torch.autograd.gradgradcheck(matmul_attention, [tensor[:1, :1] for tensor in (q, k, v, *bias)])
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -35,7 +31,7 @@ def test_both_paths_are_equal_forward_and_backward(biased: bool) -> None:
     inputs, weight = [*qkv(2, 3, 7, 4)], torch.randn(2, 3, 7, 4, dtype=torch.float64)
     inputs += [torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)] if biased else []
     outputs = []
-    for path in (matmul, fused):
+    for path in (matmul_attention, fused):
         out = path(*inputs)
         outputs.append((out, *torch.autograd.grad((out * weight).sum(), inputs)))
     for ours, expected in zip(*outputs, strict=True):
@@ -81,7 +77,7 @@ def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool)
 def test_the_derivative_is_bit_equal_to_its_products() -> None:
     q, k, v = qkv(2, 3, 10, 4, dtype=torch.float32)
     grad = torch.randn(2, 3, 10, 4)
-    grads = torch.autograd.grad(matmul(q, k, v), (q, k, v), grad)
+    grads = torch.autograd.grad(matmul_attention(q, k, v), (q, k, v), grad)
     scaled = q * 4**-0.5
     weights = torch.softmax(scaled @ k.transpose(-2, -1), dim=-1)
     logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, torch.float32)

@@ -60,7 +60,7 @@ def attention(
     if backend == "fused" and not forward_mode:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     if needs_grad and not forward_mode:
-        return MatmulAttention.apply(q, k, v, bias)[0]
+        return matmul_attention(q, k, v, bias)
     return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
 
 
@@ -72,9 +72,20 @@ def attention_weights(
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
 
+def matmul_attention(
+    q: Float[Tensor, "B k T Dh"],
+    k: Float[Tensor, "B k S Dh"],
+    v: Float[Tensor, "B k S Dh"],
+    bias: Float[Tensor, "B k T S"] | None = None,
+) -> Float[Tensor, "B k T Dh"]:
+    """Attention as plain matrix products, for training."""
+    # Keys and values of a `qkv` layer are strided: each product would copy them, those of the backward pass again.
+    return MatmulAttention.apply(q * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous(), bias)[0]
+
+
 @no_type_check  # at run time: torch.compile cannot follow checks inside such a function
 class MatmulAttention(torch.autograd.Function):
-    """Attention as plain matrix products with an explicit backward; saves the attention matrix.
+    """softmax(scaled_q k^T + bias) v with an explicit backward; saves the attention matrix.
 
     The attention matrix is a second output, because a saved tensor can only be differentiated again (for a gradient
     penalty, say) if it is an input or an output.
@@ -83,8 +94,8 @@ class MatmulAttention(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
+    def forward(scaled_q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = attention_weights(scaled_q, k, bias)
         return weights @ v, weights
 
     @staticmethod
@@ -95,18 +106,18 @@ class MatmulAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad, grad_weights = grads
-        q, k, v, weights = ctx.saved_tensors
-        scale, grad_v = q.shape[-1] ** -0.5, None
+        scaled_q, k, v, weights = ctx.saved_tensors
+        grad_v = None
         if grad is None and grad_weights is None:
             return None, None, None, None
         if grad is not None:
+            grad = grad.contiguous()
             grad_v = weights.transpose(-2, -1) @ grad
             through_output = grad @ v.transpose(-2, -1)
             grad_weights = through_output if grad_weights is None else grad_weights + through_output
         grad_logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        grad_q = (grad_logits @ k) * scale
-        grad_k = grad_logits.transpose(-2, -1) @ (q * scale)
-        return grad_q, grad_k, grad_v, grad_logits if ctx.needs_input_grad[3] else None
+        grad_k = grad_logits.transpose(-2, -1) @ scaled_q
+        return grad_logits @ k, grad_k, grad_v, grad_logits if ctx.needs_input_grad[3] else None
 
 
 def relative_logits(
@@ -159,8 +170,8 @@ class Attention(nn.Module):
 
     def split(self, qkv: Float[Tensor, "B T D3"]) -> Heads:
         """The output of the module `qkv` by heads."""
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return q, k, v
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).unbind(2)  # whose derivative is written in one pass
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def add_positions(
         self,

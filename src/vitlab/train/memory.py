@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.models import ModelConfig
-from vitlab.models.attention import MatmulAttention, attention_backend, attention_weights
+from vitlab.models.attention import attention_backend, attention_weights, matmul_attention
 from vitlab.models.blocks import freeze_blocks, model_blocks
 from vitlab.models.vit import build_model
 from vitlab.train.objectives import blank_batch, create_objective, create_training_model
@@ -229,7 +229,7 @@ class DeviceRules(TorchFunctionMode):
         if attention_backend(self._device_type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
             return FusedAttention.apply(q, k, v, bias)
         if needs_grad:
-            return MatmulAttention.apply(q, k, v, bias)[0]
+            return matmul_attention(q, k, v, bias)
         return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
 
 
