@@ -1,6 +1,6 @@
 """Fig. 13, App. D.6: attention along rows and then columns, in a Vision Transformer and in a ResNet.
 
-Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, which is not measured.
+Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, which `vitlab bench` measures.
 """
 
 from vitlab.models.config import ResNetConfig
@@ -50,7 +50,7 @@ AXIAL = Study(
     question="What does attention along rows and columns gain over attention among all patches, and what does it cost?",
     variants=variants,
     summary="ViTs with patches of two sizes and a ResNet, each beside its axial form, with the GFLOPs of a forward "
-    "pass. Speed, the other half of Fig. 13, is not measured here.",
+    "pass.",
     rows=("model",),
     columns={
         "model": "model",
