@@ -72,13 +72,8 @@ def attention_weights(
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
 
-def matmul_attention(
-    q: Float[Tensor, "B k T Dh"],
-    k: Float[Tensor, "B k S Dh"],
-    v: Float[Tensor, "B k S Dh"],
-    bias: Float[Tensor, "B k T S"] | None = None,
-) -> Float[Tensor, "B k T Dh"]:
-    """Attention as plain matrix products, for training."""
+def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`attention` as plain matrix products, for training; shapes as there."""
     # Keys and values of a `qkv` layer are strided: each product would copy them, those of the backward pass again.
     return MatmulAttention.apply(q * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous(), bias)[0]
 

@@ -49,8 +49,7 @@ AXIAL = Study(
     source="Fig. 13, App. D.6",
     question="What does attention along rows and columns gain over attention among all patches, and what does it cost?",
     variants=variants,
-    summary="ViTs with patches of two sizes and a ResNet, each beside its axial form, with the GFLOPs of a forward "
-    "pass.",
+    summary="ViTs with patches of two sizes and a ResNet, each beside its axial form.",
     rows=("model",),
     columns={
         "model": "model",
