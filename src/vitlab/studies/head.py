@@ -69,6 +69,7 @@ HEAD = Study(
     source="Fig. 9, App. D.3",
     question="Is a class token better than the mean over patches, or do they only need different learning rates?",
     variants=variants,
+    seeds=8,
     summary="A ViT whose head sees the class token or the mean over patches, at several learning rates. The best rate "
     "is that of the mean over seeds, by the metric that is compared; no images are held out for it.",
     rows=("kind", "rate"),

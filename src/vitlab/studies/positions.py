@@ -61,6 +61,7 @@ POSITIONS = Study(
     source="Table 8, App. D.4",
     question="Do position embeddings help, and does it matter which kind they are and where they enter?",
     variants=variants,
+    seeds=8,
     summary="A ViT with the position embeddings of Table 8. All start at the standard deviation of 1-D ones.",
     rows=("kind", "at"),
     columns={

@@ -58,6 +58,7 @@ RESOLUTION = Study(
     source="Sec. 3.2",
     question="Does fine-tuning at a higher resolution help, and do the position embeddings need to be interpolated?",
     variants=variants,
+    seeds=10,
     summary="A ViT is pre-trained at one resolution and fine-tuned at 1, 1.5 and 2 times that, with the position "
     "embeddings that it learned, interpolated (at 1 times they stay as they are), or with new ones.",
     rows=("factor",),

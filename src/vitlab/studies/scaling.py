@@ -271,6 +271,7 @@ SCALING = Study(
     source="Fig. 5, Table 6",
     question="Which family makes the most of its compute: ViT, hybrid or ResNet?",
     variants=variants,
+    seeds=10,
     summary=_summary,
     rows=("model", "length"),
     columns={
