@@ -43,8 +43,9 @@ Accuracy = Callable[[Point], float]
 
 
 @functools.cache
-def points_and_models(name: str, scale: Scale) -> list[tuple[Point, ModelConfig]]:
-    points = STUDIES[name].points(scale)
+def points_and_models(name: str, scale: Scale, seeds: int | None = None) -> list[tuple[Point, ModelConfig]]:
+    study = STUDIES[name]
+    points = dataclasses.replace(study, seeds=seeds or study.seeds).points(scale)
     by_name = {point.name: point for point in points}
     return [(point, model_of(point, by_name)) for point in points]
 
@@ -52,9 +53,10 @@ def points_and_models(name: str, scale: Scale) -> list[tuple[Point, ModelConfig]
 def simulate(
     name: str, accuracy: Accuracy, held_out: Accuracy | None = None, scale: Scale = "small", examples: int = 30_000
 ) -> Results:
-    """Every point with this accuracy, few-shot accuracy and (default: the same) held-out accuracy; it grows to them."""
+    """Every point, of five seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
+    accuracy; it grows to them."""
     runs = []
-    for point, model in points_and_models(name, scale):
+    for point, model in points_and_models(name, scale, seeds=5):
         value, val = accuracy(point), (held_out or accuracy)(point)
         records = [
             {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
@@ -528,6 +530,20 @@ def test_scaling_chooses_runs_by_their_means() -> None:
     )
     expected = [gap(front(vits), front(resnets)), gap(front(hybrids), front(vits), 0.0), growth(vits, vits)]
     assert measured(report("scaling", lucky)) == pytest.approx(expected)
+
+
+def test_accuracy_is_drawn_over_the_images_of_its_own_data_set() -> None:
+    images = {"fashion_mnist": 54_000, "cifar10": 49_000}
+    runs = [
+        dataclasses.replace(
+            run, examples=round(images[str(run.point.labels["data"])] * (run.point.config.data.part or 1))
+        )
+        for run in simulate("data-size", lambda point: 0.5)
+    ]
+    panels = build_report(STUDIES["data-size"], "small", Results(tuple(runs)))["panels"]
+    assert {panel["title"]: panel["series"][0]["x"][-1] for panel in panels} == {
+        f"{name}, pre-trained": count for name, count in images.items()
+    }
 
 
 def test_early_stopping_takes_the_best_evaluation() -> None:

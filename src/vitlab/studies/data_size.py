@@ -151,9 +151,9 @@ def _finetuning(scale: Scale) -> FinetuneConfig:
     return finetuning(scale, part=0.1, steps=300, batch_size=128)
 
 
-def _images(results: Results) -> dict[float, int]:
-    """Part -> images that the pre-training learns from."""
-    before = results.study.where(run=PRETRAINING)
+def _images(results: Results, data: str | float) -> dict[float, int]:
+    """Part of this data set -> images that the pre-training learns from."""
+    before = results.study.where(run=PRETRAINING, data=data)
     return {float(run.point.labels["part"]): run.examples for run in before}
 
 
@@ -177,8 +177,8 @@ def _columns(results: Results) -> dict[str, Any]:
     metrics: dict[Any, Any] = {run: (metric, title) for run, metric, title in MEASURES}
     columns: dict[str, Any] = {"data": "data", "model": "model"}
     columns["measured, %"] = lambda row: metrics[row.labels["run"]][1]
-    for part in _images(results):
-        columns[f"{100 * part:g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(
+    for part in results.values("part"):
+        columns[f"{100 * float(part):g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(
             at_best_decay(row)
         )
     return columns
@@ -189,7 +189,7 @@ def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], f
     their difference over the logarithm of the images."""
 
     def slope(runs: Results) -> float:
-        images = _images(runs)
+        images = _images(runs, ahead["data"])
         gaps = [difference(metric, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
         return float(np.polyfit(np.log10(list(images.values())), gaps, 1)[0])
 
@@ -198,8 +198,8 @@ def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], f
 
 def _claims(results: Results) -> list[Claim]:
     """The claims about the models and data sets that this scale has."""
-    images = _images(results)
-    least, most = ({"part": part} for part in (min(images), max(images)))
+    parts = results.values("part")
+    least, most = ({"part": part} for part in (min(parts, key=float), max(parts, key=float)))
     claims = []
     for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
         data, size = group.labels["data"], group.labels["size"]
@@ -233,7 +233,7 @@ def _charts(results: Results) -> list[Chart]:
             f"{data}, {title}" if data else title.capitalize(),
             "accuracy",
             metric,
-            x=lambda group: _images(group)[float(group.labels["part"])],
+            x=lambda group: _images(group, group.labels["data"])[float(group.labels["part"])],
             lines="model",
             where=lambda group, shown=(run, data): (
                 (group.labels["run"], group.labels["data"]) == shown and bool(at_best_decay(group).runs)
