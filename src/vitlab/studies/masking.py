@@ -128,7 +128,6 @@ MASKING = Study(
     source="Sec. 4.6, App. B.1.2",
     question="Is masked patch prediction worth it, with which target, and how much should be corrupted?",
     variants=variants,
-    seeds=9,
     summary="A ViT learns without labels by masked patch prediction and is fine-tuned. In small, from scratch is the "
     "same shape with fresh weights, on the same labels for as many steps (the paper's is trained to the end), heads "
     f"start at a standard deviation of {HEAD_STD} unless a row says otherwise, and supervised pre-training is left "
