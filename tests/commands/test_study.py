@@ -35,10 +35,10 @@ def test_study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert (code, calls) == (0, [("head", {"processes": 2, "device": "cpu"})])
     assert out.splitlines()[0] == "the claims of {'a': 1}"
     assert out.splitlines()[-1].startswith("report: runs/study-head-small/report.md")
-    assert "vitlab: 40 of 40 points to run, about " in err
+    assert "vitlab: 64 of 64 points to run, about " in err
     assert answer(capsys, "study", "head") == {"a": 1}
     _, _, err = call(capsys, "study", "head", "--dataset", "folder:mine")  # of an unknown number of images
-    assert err.endswith("vitlab: 40 of 40 points to run; --scale tiny is a smoke test of minutes ...")
+    assert err.endswith("vitlab: 64 of 64 points to run; --scale tiny is a smoke test of minutes ...")
 
 
 @pytest.mark.parametrize(

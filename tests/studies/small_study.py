@@ -69,7 +69,7 @@ SMALL = Study(
         ),
     ),
     charts=(Chart("Accuracy over rate", "accuracy", "accuracy", x="rate", lines="what", log_x=True),),
-    seeds=(0,),
+    seeds=1,
 )
 
 
