@@ -28,7 +28,7 @@ PARTS = (0.03, 0.1, 0.3, 1.0)
 """Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
 SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
-"""Part -> steps at `small`, 70 to 100 epochs: more do not narrow the gap. All data would take 25 core-hours."""
+"""Part -> steps at `small`, 70 to 100 epochs. As many epochs of all data would take 17 core-hours."""
 SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
 """Part -> weight decays at `small`, of which held-out images choose one for each model: runs of many epochs may need
 more, as in Sec. 4.3."""
