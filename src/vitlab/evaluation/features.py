@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
+from torch import nn
 
 from vitlab.data import downloads
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
@@ -21,7 +22,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.io import replacing_file, write_arrays
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, unwrap
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -40,7 +41,7 @@ class Features:
 
 
 def features(
-    model: Model,
+    model: nn.Module,
     dataset: Dataset,
     options: LoaderOptions = LoaderOptions(),
     *,
@@ -59,6 +60,7 @@ def features(
     Each rank computes some, and returns all. `description` (default: the data set and its split) names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
+    model = unwrap(model)
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
     indices, x, path = np.arange(len(dataset)), None, None
     if cache is not None:

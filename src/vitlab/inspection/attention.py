@@ -5,29 +5,30 @@ softmax over tokens; a block of an axial encoder has two layers, rows and column
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.attention import Attention, Heads, attention_weights
+from vitlab.models.attention import Attention, Heads
 from vitlab.models.encoder import AxialBlock, Block
-from vitlab.models.vit import Model, ViT, evaluation_mode
+from vitlab.models.vit import ViT, evaluation_mode, unwrap, unwrap_module
 
 Axis = Literal["all", "rows", "columns"]
 
 
-def attention_layers(model: Model) -> tuple[str, ...]:
+def attention_layers(model: nn.Module) -> tuple[str, ...]:
     """Names of the layers, lowest first: "1", "2", ...; of an axial encoder "1 rows", "1 columns", "2 rows", ..."""
-    return tuple(name for name, _, _ in _layers(model))
+    return tuple(name for name, _, _ in _layers(unwrap_vit(model)))
 
 
 def visit_attention(
-    model: Model, images: Float[Tensor, "B 3 H W"], visit: Callable[[int, Tensor], None]
+    model: nn.Module, images: Float[Tensor, "B 3 H W"], visit: Callable[[int, Tensor], None]
 ) -> Float[Tensor, "B T D"]:
     """Calls `visit(layer, map)` after each layer, lowest first, counted from 0; returns `forward_features(images)`.
 
@@ -36,46 +37,52 @@ def visit_attention(
     stored here: memory is B k T T x 4 bytes. In maps along the rows (columns) of an axial encoder, tokens of other rows
     (columns) are 0, and the row of a prefix token is the mean over its copies, as its output is (`AxialBlock`).
 
-    The model runs in eval mode without gradients and keeps its state. Raises UserError for a ResNet and for images of
+    The model, which may be compiled or wrapped, runs in eval mode without gradients and keeps its state. Raises UserError for a ResNet and for images of
     another size.
     """
-    layers = _layers(model)
-    assert isinstance(model, ViT)
-    layers_per_block = len(layers) // model.config.depth
+    vit = unwrap_vit(model)
+    layers = _layers(vit)
+    layers_per_block = len(layers) // vit.config.depth
+    tables = functools.cache(lambda: vit.position.tables(vit._grid(images)))
 
     def hook(number: int, axis: Axis) -> Callable[..., None]:
         def take(_module: Any, _args: Any, qkv: Tensor) -> None:
             with torch.autocast(qkv.device.type, enabled=False):
-                positions = model.position.in_attention(number // layers_per_block)
-                prefix = model.config.num_prefix_tokens
+                positions = vit.position.in_attention(number // layers_per_block, tables())
+                prefix = vit.config.num_prefix_tokens
                 maps = _maps(layers[number][1], layers[number][1].split(qkv), positions, prefix)
-                visit(number, maps if axis == "all" else _over_all_tokens(maps, axis, model.config.grid, prefix))
+                visit(number, maps if axis == "all" else _over_all_tokens(maps, axis, vit.config.grid, prefix))
 
         return take
 
     # A hook on the projection to q, k and v works for every attention path and leaves `forward` as it is.
     with contextlib.ExitStack() as stack:
-        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(evaluation_mode(vit))
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # blocks that are compiled already would skip new hooks
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for number, (_, attention, axis) in enumerate(layers):
             stack.callback(attention.qkv.register_forward_hook(hook(number, axis)).remove)
-        return model.forward_features(images)
+        return vit.forward_features(images)
 
 
-def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
+def attention_maps(model: nn.Module, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
     """The maps of all layers, lowest first (`visit_attention`): 22 MB per image with B/16 at 224."""
     maps: list[Tensor] = []
     visit_attention(model, images, lambda _, attention: maps.append(attention))
     return maps
 
 
-def _layers(model: Model) -> list[tuple[str, Attention, Axis]]:
-    if not isinstance(model, ViT):
-        raise UserError(f"a {type(model).__name__} has no attention; give a Vision Transformer or a hybrid.")
+def unwrap_vit(model: nn.Module) -> ViT:
+    """The Vision Transformer or hybrid that `unwrap` returns. Raises UserError for a ResNet."""
+    if not isinstance(inner := unwrap(model), ViT):
+        raise UserError(f"a {type(inner).__name__} has no attention; give a Vision Transformer or a hybrid.")
+    return inner
+
+
+def _layers(model: ViT) -> list[tuple[str, Attention, Axis]]:
     layers: list[tuple[str, Attention, Axis]] = []
-    for number, block in enumerate(model.blocks, start=1):
+    for number, block in enumerate(map(unwrap_module, model.blocks), start=1):
         if isinstance(block, AxialBlock):
             layers.append((f"{number} rows", block.rows.attention, "rows"))
             layers.append((f"{number} columns", block.columns.attention, "columns"))
@@ -90,9 +97,7 @@ def _maps(
     """The attention weights in float32, whatever the precision of q and k."""
     maps = torch.empty(*heads[0].shape[:3], heads[1].shape[2], dtype=torch.float32, device=heads[0].device)
     for q, k, out in zip(*(tensor.split(_images_per_chunk(maps)) for tensor in (*heads[:2], maps)), strict=True):
-        positions = None if positions is None else positions.float()
-        q, k, bias = attention.add_positions(q.float(), k.float(), positions, prefix)
-        out.copy_(attention_weights(q * q.shape[-1] ** -0.5, k, bias))
+        out.copy_(attention.weights(q, k, positions, prefix))
     return maps
 
 
@@ -143,24 +148,25 @@ def rollout_rows(
     return rows
 
 
-def prediction_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
+def prediction_weights(model: nn.Module, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
     """The weight of each output token in the input of the head; rows sum to one.
 
     For a MAP head, they are the attention of its learned query, averaged over heads, which takes a forward pass.
     """
-    config = model.config
-    if model.map is not None:
-        with evaluation_mode(model), torch.no_grad():
-            tokens = model.forward_features(images)
-            probe = model.map.probe.to(tokens.dtype).expand(len(tokens), -1, -1)
-            heads = model.map.attention.project_cross(probe, tokens)
+    vit = unwrap_vit(model)
+    config, (rows, columns) = vit.config, vit._grid(images) or vit.config.grid
+    if vit.map is not None:
+        with evaluation_mode(vit), torch.no_grad():
+            tokens = vit.forward_features(images)
+            probe = vit.map.probe.to(tokens.dtype).expand(len(tokens), -1, -1)
+            heads = vit.map.attention.project_cross(probe, tokens)
             with torch.autocast(tokens.device.type, enabled=False):
-                return _maps(model.map.attention, heads).mean(dim=1)[:, 0]
-    weights = torch.zeros(config.num_tokens, device=images.device)
+                return _maps(vit.map.attention, heads).mean(dim=1)[:, 0]
+    weights = torch.zeros(config.num_prefix_tokens + rows * columns, device=images.device)
     if config.has_class_token:
         weights[: 2 if config.distilled else 1] = 0.5 if config.distilled or config.pool == "token+gap" else 1.0
     if config.pool in ("gap", "token+gap"):
-        weights[config.num_prefix_tokens :] = (0.5 if config.pool == "token+gap" else 1.0) / config.num_patches
+        weights[config.num_prefix_tokens :] = (0.5 if config.pool == "token+gap" else 1.0) / (rows * columns)
     return weights.expand(len(images), -1)
 
 

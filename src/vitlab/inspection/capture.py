@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.inspection.attention import (
@@ -16,10 +16,11 @@ from vitlab.inspection.attention import (
     prediction_grid,
     prediction_weights,
     rollout_rows,
+    unwrap_vit,
     visit_attention,
 )
 from vitlab.inspection.embeddings import token_components
-from vitlab.models.vit import Model, ViT, evaluation_mode
+from vitlab.models.vit import ViT, evaluation_mode
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +49,20 @@ class Capture:
     """K is 0 without a head."""
 
 
-def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
+def capture(model: nn.Module, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
     """Runs `model` on batches of images in [-1, 1], of any batch sizes, and returns what attention and tokens show.
 
     Memory does not grow with the number of batches. A MAP head takes a second pass over the first `keep` images. Raises
     UserError for a ResNet, for no images, and for output that is not finite.
     """
-    layers = attention_layers(model)
-    assert isinstance(model, ViT)
-    device = next(model.parameters()).device
-    distances = patch_distances(model.config.grid, model.config.stride).to(device)
-    count, total = 0, torch.zeros(len(layers), model.config.heads, dtype=torch.float64)
+    layers, vit = attention_layers(model), unwrap_vit(model)
+    device = next(vit.parameters()).device
+    distances = patch_distances(vit.config.grid, vit.config.stride).to(device)
+    count, total = 0, torch.zeros(len(layers), vit.config.heads, dtype=torch.float64)
     parts: list[dict[str, np.ndarray]] = []
     for images in batches:
         shown = max(min(len(images), keep - count), 0)
-        batch_distances, part = _capture_batch(model, images.to(device), shown, distances)
+        batch_distances, part = _capture_batch(vit, images.to(device), shown, distances)
         count += len(images)
         total += batch_distances.double().sum(dim=0).cpu()
         if shown:

@@ -4,25 +4,27 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.models.vit import ViT
+from vitlab.inspection.attention import unwrap_vit
 
 
-def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
+def filters_of(model: nn.Module, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
     """`filter_components` of the patch embedding or, of a hybrid, of its ResNet's first, standardized convolution."""
+    vit = unwrap_vit(model)
     with torch.no_grad():
-        weight = model.embedding.weight if model.stem is None else model.stem.root.standardized()
+        weight = vit.embedding.weight if vit.stem is None else vit.stem.root.standardized()
         return filter_components(weight.float().cpu(), n).numpy()
 
 
-def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
+def positions_of(model: nn.Module) -> Float[np.ndarray, "J h w h2 w2"] | None:
     """`position_similarity` of every absolute position embedding, learned or fixed; None where the model has none.
 
     J is 1, or the number of blocks where each block has its own. Relative positions belong to no patch: None.
     """
-    config = model.config
-    tables = [model.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
+    vit = unwrap_vit(model)
+    config = vit.config
+    tables = [vit.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
     grid, prefix = config.grid, config.num_prefix_tokens
     similarities = [
         position_similarity(table[None].cpu(), grid, prefix).numpy() for table in tables if table is not None

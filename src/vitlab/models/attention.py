@@ -182,6 +182,18 @@ class Attention(nn.Module):
             return rotate(q, positions, num_prefix_tokens), rotate(k, positions, num_prefix_tokens), None
         return q, k, relative_logits(q, positions, num_prefix_tokens)
 
+    def weights(
+        self,
+        q: Float[Tensor, "B k T Dh"],
+        k: Float[Tensor, "B k S Dh"],
+        positions: Float[Tensor, "R Dh"] | None,
+        num_prefix_tokens: int,
+    ) -> Float[Tensor, "B k T S"]:
+        """The attention matrix of queries and keys, in float32 whatever their precision."""
+        positions = None if positions is None else positions.float()
+        q, k, bias = self.add_positions(q.float(), k.float(), positions, num_prefix_tokens)
+        return attention_weights(q * q.shape[-1] ** -0.5, k, bias)
+
     def forward(
         self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None, num_prefix_tokens: int = 0
     ) -> Float[Tensor, "B T D"]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UserError
+
 BLOCK = re.compile(r"(?:^|\.)(?:blocks\.\d+|body\.stages\.\d+\.\d+)\.")
 """Names of the parameters of an encoder block, or of a unit of a ResNet; a hybrid's stem is part of its embedding."""
 EMBEDDING = re.compile(
@@ -33,6 +35,14 @@ def set_grad_checkpointing(model: nn.Module, enable: bool = True) -> None:
         if isinstance(forward, functools.partial) and forward.func is checkpoint:
             forward = forward.args[0]
         block.forward = functools.partial(checkpoint, forward, use_reentrant=False) if enable else forward
+
+
+def refuse_script(model: nn.Module) -> nn.Module:
+    """Raises UserError: what torch.jit.script calls before it compiles a module."""
+    raise UserError(
+        f"torch.jit.script cannot compile a {type(model).__name__}, and torch has deprecated it: give the model to "
+        f"torch.export.export or torch.jit.trace, or write its checkpoint with `vitlab export --to torch-export`."
+    )
 
 
 def freeze_blocks(model: nn.Module, trained_blocks: int | None) -> None:

@@ -231,6 +231,7 @@ class ResNet(nn.Module):
     """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
 
     set_grad_checkpointing = blocks.set_grad_checkpointing
+    __prepare_scriptable__ = blocks.refuse_script
 
     def __init__(self, config: ResNetConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

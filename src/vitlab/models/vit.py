@@ -47,6 +47,7 @@ class ViT(nn.Module):
     """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
 
     set_grad_checkpointing = blocks.set_grad_checkpointing
+    __prepare_scriptable__ = blocks.refuse_script
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -199,6 +200,8 @@ def _tokens(config: ViTConfig, count: int) -> nn.Parameter:
 
 Model = ViT | ResNet
 """Any model of the paper: what `build_model` returns and everything outside this folder takes."""
+WRAPPERS = ("_orig_mod", "module", "_checkpoint_wrapped_module")
+"""Where torch keeps the module that it has compiled, averaged, or wrapped for data parallelism or checkpointing."""
 
 
 def build_model(config: ModelConfig, *, generator: torch.Generator | None = None) -> Model:
@@ -206,6 +209,30 @@ def build_model(config: ModelConfig, *, generator: torch.Generator | None = None
     if isinstance(config, ResNetConfig):
         return ResNet(config, generator=generator)
     return ViT(config, generator=generator)
+
+
+def unwrap(model: object) -> Model:
+    """The model itself, out of torch's wrappers and peft's; adapters stay in its layers. Raises UserError for another
+    module."""
+    inner = unwrap_module(model)
+    if not isinstance(inner, ViT | ResNet):
+        raise UserError(
+            f"a {type(model).__name__} is not a model of vitlab: give what load_model or create_model returns, bare or "
+            f"as torch.compile, DataParallel, DistributedDataParallel, AveragedModel or peft wrap it."
+        )
+    return inner
+
+
+def unwrap_module(module: Any) -> Any:
+    """What torch's wrappers and peft's hold."""
+    while not isinstance(module, ViT | ResNet):
+        if hasattr(module, "get_base_model"):  # peft
+            module = module.get_base_model()
+        elif wrapper := next((name for name in WRAPPERS if isinstance(getattr(module, name, None), nn.Module)), None):
+            module = getattr(module, wrapper)
+        else:
+            break
+    return module
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from vitlab.weights.detect import HUBS, Format, find_checkpoint
 if typing.TYPE_CHECKING:
     import torch
     from jaxtyping import Float
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from vitlab.models.config import ImageSize, Interpolation, ModelConfig
     from vitlab.models.vit import Model
@@ -109,8 +109,12 @@ def _with_options(path: Path | str, config: "ModelConfig", options: Mapping[str,
     return dataclasses.replace(config, **changes)
 
 
-def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
+def save_model(model: "nn.Module", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
     """Writes `folder`/model.safetensors and config.json, all or nothing, replacing a model that is there.
+
+    `model` may be compiled, or wrapped for data parallelism; a head that was replaced by another nn.Linear, or by
+    nn.Identity, is saved as it is. What is written is read back first. Raises ValueError for a model that `load_model`
+    could not read: with unmerged adapters, other modules, sharded weights, or weights that are not finite.
 
     `extra` goes into config.json for `load_metadata`: `classes` (names of the outputs), `preprocessing`
     (`Preprocessing.to_metadata`), `source`, and any other JSON. Raises ValueError for a value that is not JSON, and for
