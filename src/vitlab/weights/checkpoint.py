@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import math
 import tempfile
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +34,7 @@ class ParityError(RunError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model in evaluation mode, its metadata, and its preprocessing, for the model's image size."""
+    """A model in evaluation mode, its metadata, and its preprocessing, for an image size of the model."""
 
     model: "Model"
     metadata: dict[str, Any]
@@ -71,19 +70,21 @@ def load_model(
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
-    - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass.
+    - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass
+      from the checkpoint's own position embeddings. A checkpoint that does so by itself has one size with `image_size`.
 
     Raises ValueError with what was given, what can be read, and what to do.
     """
     import torch
 
+    from vitlab.models.init import LEARNED_POSITIONS
     from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
-    config, state = _function("read", kind)(local)
+    saved, state = _function("read", kind)(local)
     config, state = adapt(
-        config,
+        saved,
         state,
         image_size=image_size,
         num_classes=num_classes,
@@ -93,6 +94,13 @@ def load_model(
         interpolation=interpolation,
         in_chans=in_chans,
     )
+    if config.kind == "vit" and config.position in LEARNED_POSITIONS and config.grid != saved.grid:
+        if dynamic_image_size:
+            raise UserError(
+                f"image_size={image_size} interpolates the position embeddings of {path} once, and "
+                f"dynamic_image_size=True would do so again for every image: leave out one of the two."
+            )
+        dynamic_image_size = False
     rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
     config = _with_options(path, config, rates | {"dynamic_image_size": dynamic_image_size})
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
@@ -133,13 +141,16 @@ def load_checkpoint(
     """Returns a checkpoint as its library evaluates it: at the image size of its preprocessing unless `image_size`
     is given, which may differ from that of its position embeddings (DINOv2: 224 and 518).
 
-    `interpolation`, `dynamic_image_size` and errors: see `load_model`.
+    With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
+    `interpolation` and errors: see `load_model`.
     """
     metadata = load_metadata(path)
     preprocessing = Preprocessing.read(metadata, str(path))
-    size = preprocessing.image_size if image_size is None else image_size
+    size = preprocessing.image_size if image_size is None and not dynamic_image_size else image_size
     model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
-    return Checkpoint(model, _of_outputs(metadata, model), preprocessing.at(model.config.image_size))
+    if not dynamic_image_size or preprocessing.image_size is None:
+        preprocessing = preprocessing.at(model.config.image_size)
+    return Checkpoint(model, _of_outputs(metadata, model), preprocessing)
 
 
 def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
@@ -225,8 +236,8 @@ def _replace(final: Path, new: Path) -> None:
 
 
 def check_parity(
-    model: "Model",
-    other: "Callable[[Tensor], Tensor]",
+    model: Any,
+    other: "Callable[[Tensor], Any]",
     what: str,
     tolerance: float = 1e-4,
     *,
@@ -235,29 +246,34 @@ def check_parity(
 ) -> float:
     """The largest difference of `other`'s float32 outputs from the model's, over the root mean square of the model's.
 
-    The images are random, or `batches` for `other`; `prepare` converts `batches` to the model's input. Raises
-    ParityError, naming `what`, where the difference passes `tolerance` or is not a number.
+    Outputs are a tensor, or tensors by name, each compared for itself. The images are random and of the size in
+    `model.config`, or `batches` for `other`; `prepare` converts `batches` to the model's input. Raises ParityError,
+    naming `what`, where a difference passes `tolerance` or is not a number.
     """
     import torch
 
-    generator, difference = torch.Generator().manual_seed(0), 0.0
+    generator, largest = torch.Generator().manual_seed(0), 0.0
     if batches is None:
         shape = (model.config.in_chans, *model.config.image_hw)
         batches = [torch.rand(batch, *shape, generator=generator) * 2 - 1 for batch in PARITY_BATCHES]
     for images in batches:
         with torch.no_grad():
-            ours, theirs = model(prepare(images)), other(images)
-        if ours.shape != theirs.shape:
-            raise ParityError(f"the outputs of {what} are {list(theirs.shape)} instead of {list(ours.shape)}.")
-        # An untrained head returns zeros: then the other has to return them as well.
-        error = float((ours - theirs).abs().max() / ours.square().mean().sqrt().clamp(min=1e-12))
-        difference = max(difference, error) if math.isfinite(error) else math.inf
-    if difference > tolerance:
-        raise ParityError(
-            f"the outputs of {what} differ from the model's by {difference:.1e} of their root mean square; "
-            f"{tolerance:.0e} is allowed. Do not use the file, and report this with the model's configuration."
-        )
-    return difference
+            expected, found = model(prepare(images)), other(images)
+        if isinstance(expected, torch.Tensor):
+            expected, found = {"outputs": expected}, {"outputs": found}
+        for name, ours in expected.items():
+            theirs = found[name]
+            if ours.shape != theirs.shape:
+                raise ParityError(f"the {name} of {what} are {list(theirs.shape)} instead of {list(ours.shape)}.")
+            # An untrained head returns zeros: then the other has to return them as well.
+            error = float((ours - theirs).abs().max() / ours.square().mean().sqrt().clamp(min=1e-12))
+            if not error <= tolerance:
+                raise ParityError(
+                    f"the {name} of {what} differ from the model's by {error:.1e} of their root mean square; "
+                    f"{tolerance:.0e} is allowed. Do not use the file, and report this with the model's configuration."
+                )
+            largest = max(largest, error)
+    return largest
 
 
 def _check_destination(source: Path | str, destination: Path, to: Format) -> None:

@@ -1,26 +1,37 @@
 """A model as one file that other programs run: ONNX, or an exported program of torch. docs/guide.md says how to use it.
 
-Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` where the model has no head). ONNX puts
-weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold pickles, so load only files that you
-trust; what is written here has none. Metadata are JSON: the checkpoint's own, `image_size` (height, width) of the
-model, `value_range` of `images`, and `mean` and `std` that bring values of [0, 1] to the model's.
+Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` where the model has no head), or what
+`export_outputs` lists. ONNX puts weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold
+pickles, so load only files that you trust; what is written here has none. Metadata are JSON: the checkpoint's own,
+`image_size` (height, width) of its images, `value_range` of `images`, `mean` and `std` that bring values of [0, 1] to
+the model's, `outputs`, and how many `prefix_tokens` come before those of patches.
 """
 
+import contextlib
 import importlib
+import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.io import sync
-from vitlab.models.config import ImageSize, Interpolation, ModelConfig, check_rgb
+from vitlab.models.config import ImageSize, Interpolation, check_rgb
 from vitlab.models.vit import Model, ViT
-from vitlab.preprocessing import Preprocessing
-from vitlab.weights.checkpoint import PARITY_BATCHES, Checkpoint, check_parity, load_checkpoint
+from vitlab.preprocessing import Preprocessing, pair
+from vitlab.weights.checkpoint import (
+    PARITY_BATCHES,
+    Checkpoint,
+    check_parity,
+    load_checkpoint,
+    load_model,
+    save_model,
+)
+from vitlab.weights.export_outputs import Output, Outputs, check_outputs
 from vitlab.weights.folder import to_json
 from vitlab.weights.onnx_preprocessing import check_expressible, prepend_preprocessing, preprocessed_inputs
 
@@ -29,10 +40,12 @@ SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = {"vit": 1e-4, "resnet": 1e-3}
 """Largest difference of the outputs, of their root mean square, by kind of model. Rounding alone takes a deep ResNet
 with random weights past 1e-4, and a hybrid has one as its stem."""
+OPSETS = range(17, 24)
+"""Versions of ONNX's operators to choose from: what torch writes or converts, and onnxruntime 1.22 runs."""
 
 
 def export_checkpoint(
-    checkpoint: Path | str,
+    checkpoint: Path | str | nn.Module,
     path: Path,
     *,
     to: Format,
@@ -40,36 +53,49 @@ def export_checkpoint(
     interpolation: Interpolation | None = None,
     with_preprocessing: bool = False,
     dynamic_image_size: bool | None = None,
+    outputs: Sequence[Output] = (),
+    opset: int | None = None,
 ) -> dict[str, Any]:
-    """Writes a checkpoint's model to `path`, and loads the file back to compare its outputs with the model's.
+    """Writes the model of a checkpoint, or a module that `save_model` takes, to `path`, and loads the file back to
+    compare its outputs with those of the checkpoint.
 
-    The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`. An ONNX file
-    `with_preprocessing` takes uint8 images of any size, and prepares them as the checkpoint says. The report has
-    `format`, `path`, `files` (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes compared) and
-    the `difference` of `check_parity`.
+    The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`; a
+    `dynamic_image_size` of None is the checkpoint's, unless it gets one size. An ONNX file `with_preprocessing` takes
+    uint8 images of any size, and prepares them as the checkpoint says. `outputs` are names of `export_outputs`, by
+    default what the model returns; `opset` is one of OPSETS, by default torch's. The report has `format`, `path`,
+    `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, `batches` and `sizes` (those compared)
+    and the `difference` of `check_parity`.
 
     Raises ValueError for invalid arguments, for a model or a resize that cannot be exported, and where ONNX's packages
     are missing; ParityError where the outputs differ.
     """
-    _check_request(path, to, with_preprocessing, bool(dynamic_image_size))
-    loaded = load_checkpoint(
-        checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
-    )
-    model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
-    dynamic = preprocessing is None and getattr(model.config, "dynamic_image_size", False)
-    _check_model(model, preprocessing, dynamic)
-    metadata = _metadata(model.config, loaded, preprocessing)
+    _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        new = Path(folder) / path.name
+    with _saved(checkpoint) as source, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        dynamic = bool(dynamic_image_size)
+        if dynamic_image_size is None and image_size is None and not with_preprocessing:
+            dynamic = getattr(load_model(source).config, "dynamic_image_size", False)
+        options: dict[str, Any] = {"interpolation": interpolation}
+        loaded = load_checkpoint(source, image_size=image_size, dynamic_image_size=dynamic or None, **options)
+        model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
+        _check_model(model, preprocessing, dynamic, opset)
+        names, new = check_outputs(model, outputs), Path(folder) / path.name
+        metadata = _metadata(model, loaded, preprocessing, names)
+        sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
+        program = _trace(Outputs(model, names) if outputs else model, sizes[-1], dynamic)
         if to == "onnx":
-            opset, run = _write_onnx(model, new, metadata, preprocessing, dynamic), _load_onnx(new)
+            opset, run = _write_onnx(program, new, names, metadata, preprocessing, opset), _load_onnx(new)
         else:
-            opset, run = _write_torch(model, new, metadata, dynamic), torch.export.load(new).module()
-        kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
+            opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
+        # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
+        references = [load_model(source, image_size=size, **options) for size in sizes] if dynamic else [model]
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
-        inputs = {"batches": _images_of_three_sizes(model)} if dynamic else inputs
-        difference = check_parity(model, run, f"the {to} file for {path} (not written)", TOLERANCE[kind], **inputs)
+        what, tolerance = (
+            f"the {to} file for {path} (not written)",
+            TOLERANCE["resnet" if _has_resnet(model) else "vit"],
+        )
+        compared = [Outputs(reference, names) if outputs else reference for reference in references]
+        difference = max(check_parity(reference, run, what, tolerance, **inputs) for reference in compared)
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
@@ -82,20 +108,41 @@ def export_checkpoint(
         "files": sorted(file.name for file in files),
         "bytes": size,
         "opset": opset,
+        "outputs": list(names),
         "batches": list(PARITY_BATCHES),
+        "sizes": list(map(list, sizes)),
         "difference": difference,
     }
 
 
-def _metadata(config: ModelConfig, loaded: Checkpoint, preprocessing: Preprocessing | None) -> dict[str, str]:
-    """What a file says of itself, as JSON: the checkpoint's metadata, and how its images are given."""
-    half = (0.5,) * config.in_chans
-    images = {"image_size": config.image_hw, "value_range": (0, 255) if preprocessing else (-1.0, 1.0)}
+@contextlib.contextmanager
+def _saved(checkpoint: Path | str | nn.Module) -> Iterator[Path | str]:
+    """A checkpoint as it is; a module as one in a temporary folder."""
+    if not isinstance(checkpoint, nn.Module):
+        yield checkpoint
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(checkpoint, Path(folder) / "model")
+        yield Path(folder) / "model"
+
+
+def _has_resnet(model: Model) -> bool:
+    return not isinstance(model, ViT) or model.stem is not None
+
+
+def _metadata(
+    model: Model, loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]
+) -> dict[str, str]:
+    """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
+    half, size = (0.5,) * model.config.in_chans, pair(loaded.preprocessing.image_size or model.config.image_size)
+    images = {"image_size": size, "value_range": (0, 255) if preprocessing else (-1.0, 1.0), "mean": half, "std": half}
+    prefix_tokens = model.config.num_prefix_tokens if isinstance(model, ViT) else 0
     extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
-    return {key: to_json(value) for key, value in {**extra, **images, "mean": half, "std": half}.items()}
+    extra |= images | {"outputs": outputs, "prefix_tokens": prefix_tokens}
+    return {key: to_json(value) for key, value in extra.items()}
 
 
-def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool) -> None:
+def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool, opset: int | None) -> None:
     if to not in SUFFIX:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
     if path.suffix != SUFFIX[to] or path.is_dir():
@@ -104,6 +151,8 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
         raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
     if with_preprocessing and dynamic:
         raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
+    if opset is not None and (to != "onnx" or opset not in OPSETS):
+        raise UserError(f"opset={opset} with to={to!r}; allowed: {OPSETS[0]} to {OPSETS[-1]}, and only with to='onnx'.")
     try:
         for package in ("onnx", "onnx_ir", "onnxruntime", "onnxscript") if to == "onnx" else ():
             importlib.import_module(package)
@@ -114,7 +163,10 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
         ) from error
 
 
-def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool) -> None:
+def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool, opset: int | None) -> None:
+    antialias = dynamic and getattr(model.config, "position_interpolation", None) == "bicubic_antialias"
+    if opset == 17 and (_has_resnet(model) or antialias or (preprocessing is not None and preprocessing.antialias)):
+        raise UserError("opset 17 has no antialiased resizing and no padding as in ResNets; give 18 or more.")
     if preprocessing is not None:
         check_expressible(preprocessing)
         check_rgb(model.config)
@@ -125,64 +177,57 @@ def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: boo
         )
 
 
-def _dynamic_shapes(model: Model, dynamic: bool) -> tuple[dict[int, Any]]:
-    """Which axes of the images may change: the batch and, if `dynamic`, height and width."""
-    shapes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-    if dynamic and isinstance(model, ViT):
-        for axis, name in ((2, "rows"), (3, "columns")):  # one row would be taken for a constant
-            shapes[axis] = model.config.stride * torch.export.Dim(name, min=2)
-    return (shapes,)
-
-
-def _images_of_three_sizes(model: Model) -> list[Tensor]:
-    """Random ones: larger and smaller than the model's, and its own."""
+def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
+    """Sizes of images to compare: what the checkpoint is evaluated at, that of its position embeddings if it has two
+    rows and two columns, and one that resamples them in both directions."""
     assert isinstance(model, ViT)
     (rows, columns), stride = model.config.grid, model.config.stride
-    grids = ((rows + 2, 2 * columns + 3), (max(rows // 2, 2), max(columns - 1, 2)), (max(rows, 2), max(columns, 2)))
-    generator = torch.Generator().manual_seed(0)
-    return [torch.rand(2, model.config.in_chans, h * stride, w * stride, generator=generator) * 2 - 1 for h, w in grids]
+    own = [pair(preprocessing.image_size or model.config.image_size), model.config.image_hw]
+    other = (max(rows // 2, 2) * stride, (max(rows, columns) + 3) * stride)
+    return [*dict.fromkeys(size for size in own if min(size) >= 2 * stride and size != other), other]
 
 
-def _trace(model: Model, dynamic: bool) -> torch.export.ExportedProgram:
-    """The model's graph for any batch, without the lines of our source that its nodes come from."""
-    # A batch of 1 would be taken for a constant, and the model's own size for the only one without resampling.
-    images = (
-        _images_of_three_sizes(model)[0] if dynamic else torch.zeros(2, model.config.in_chans, *model.config.image_hw)
-    )
-    with torch.no_grad():
-        program = torch.export.export(model, (images,), dynamic_shapes=_dynamic_shapes(model, dynamic))
-    for node in program.graph.nodes:
+def _trace(program: nn.Module, size: tuple[int, int], dynamic: bool) -> torch.export.ExportedProgram:
+    """The program's graph for any batch and, if `dynamic`, any height and width, without the lines of our source that
+    its nodes come from. `size` is then another than that of the position embeddings, which takes no resampling."""
+    config: Any = program.config
+    shapes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
+    for axis, name in ((2, "rows"), (3, "columns")) if dynamic else ():  # one row would be taken for a constant
+        shapes[axis] = config.stride * torch.export.Dim(name, min=2)
+    with torch.no_grad():  # a batch of 1 would be taken for a constant
+        traced = torch.export.export(program, (torch.zeros(2, config.in_chans, *size),), dynamic_shapes=(shapes,))
+    for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)
-    return program
+    return traced
 
 
-def _write_torch(model: Model, path: Path, metadata: dict[str, str], dynamic: bool) -> None:
-    program = _trace(model, dynamic)
-    program.example_inputs = None  # or they are written, as a pickle
-    torch.export.save(program, path, extra_files=metadata)
+def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
+    traced.example_inputs = None  # or they are written, as a pickle
+    torch.export.save(traced, path, extra_files=metadata)
 
 
 def _write_onnx(
-    model: Model, path: Path, metadata: dict[str, str], preprocessing: Preprocessing | None, dynamic: bool
+    traced: torch.export.ExportedProgram,
+    path: Path,
+    outputs: Sequence[Output],
+    metadata: dict[str, str],
+    preprocessing: Preprocessing | None,
+    opset: int | None,
 ) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses."""
-    written = torch.onnx.export(
-        _trace(model, dynamic),
-        dynamo=True,
-        input_names=["images"],
-        output_names=["logits" if model.config.num_classes else "features"],
-        dynamic_shapes=_dynamic_shapes(model, dynamic),
-        verbose=False,
-    )
+    options: Any = {"input_names": ["images"], "output_names": list(outputs), "opset_version": opset}
+    written = torch.onnx.export(traced, dynamo=True, verbose=False, **options)
     assert written is not None
+    if opset not in (None, used := written.model.opset_imports[""]):
+        raise UserError(f"torch cannot write this model with opset {opset}; its first is {used}: give that one.")
     _name_axes_of_padding(written)
     if preprocessing is not None:
-        prepend_preprocessing(written.model, preprocessing, model.config.image_hw)
+        prepend_preprocessing(written.model, preprocessing, pair(json.loads(metadata["image_size"])))
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # which line of which module each came from
     written.model.metadata_props.update(metadata)
     written.save(path)
-    return written.model.opset_imports[""]
+    return used
 
 
 def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
@@ -202,10 +247,17 @@ def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
             node.replace_input_with(3, axes)
 
 
-def _load_onnx(path: Path) -> Callable[[Tensor], Tensor]:
+def _load_onnx(path: Path) -> Callable[[Tensor], Any]:
+    """The file as a function that returns what `Outputs` does."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(images: Tensor) -> Any:
+        arrays = [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
+        return arrays[0] if len(arrays) == 1 else dict(zip(names, arrays, strict=True))
+
+    return run
