@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, PositionInterpolation, print_note, print_result
 from vitlab.display import ProgressDisplay
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 
 
@@ -99,14 +100,23 @@ class Export:
     with_preprocessing: bool = False
     """ONNX: the program takes uint8 images [batch, height, width, 3] of any size, and resizes, crops and normalizes
     them as the checkpoint's own library does."""
-    dynamic_size: bool = False
+    dynamic_size: tyro.conf.FlagCreatePairsOff[bool] = False
     """The program takes images of any size that patches divide, and interpolates the position embeddings."""
+    no_dynamic_size: tyro.conf.FlagCreatePairsOff[bool] = False
+    """It takes one size, also of a checkpoint that says that it takes any."""
+    outputs: tuple[Literal["logits", "features", "tokens", "attention"], ...] = ()
+    """What the program returns, each by its name: `features` are the input of the head, `tokens` [batch, tokens,
+    width] those after the last LayerNorm, `attention` [batch, layers, heads, tokens, tokens]; default: logits."""
+    opset: int | None = None
+    """ONNX: version of its operators, 17 to 23; default: torch's."""
     json: Json = False
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
         from vitlab.weights.export import export_checkpoint
 
+        if self.dynamic_size and self.no_dynamic_size:
+            raise UserError("--dynamic-size and --no-dynamic-size exclude each other; leave out one.")
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
         report = export_checkpoint(
             self.checkpoint,
@@ -115,7 +125,9 @@ class Export:
             image_size=self.image_size,
             interpolation=self.interpolation,
             with_preprocessing=self.with_preprocessing,
-            dynamic_image_size=self.dynamic_size or None,
+            dynamic_image_size=False if self.no_dynamic_size else self.dynamic_size or None,
+            outputs=self.outputs,
+            opset=self.opset,
         )
         print_result(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
         return 0

@@ -37,8 +37,8 @@ def visit_attention(
     stored here: memory is B k T T x 4 bytes. In maps along the rows (columns) of an axial encoder, tokens of other rows
     (columns) are 0, and the row of a prefix token is the mean over its copies, as its output is (`AxialBlock`).
 
-    The model, which may be compiled or wrapped, runs in eval mode without gradients and keeps its state. Raises UserError for a ResNet and for images of
-    another size.
+    The model, which may be compiled or wrapped, runs in eval mode without gradients and keeps its state. Raises
+    UserError for a ResNet and for images of another size.
     """
     vit = unwrap_vit(model)
     layers = _layers(vit)

@@ -75,20 +75,24 @@ def export_checkpoint(
         dynamic = bool(dynamic_image_size)
         if dynamic_image_size is None and image_size is None and not with_preprocessing:
             dynamic = getattr(load_model(source).config, "dynamic_image_size", False)
-        options: dict[str, Any] = {"interpolation": interpolation}
-        loaded = load_checkpoint(source, image_size=image_size, dynamic_image_size=dynamic or None, **options)
+        loaded = load_checkpoint(
+            source, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic or None
+        )
         model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
         _check_model(model, preprocessing, dynamic, opset)
         names, new = check_outputs(model, outputs), Path(folder) / path.name
         metadata = _metadata(model, loaded, preprocessing, names)
         sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
-        program = _trace(Outputs(model, names) if outputs else model, sizes[-1], dynamic)
+        shapes = _dynamic_shapes(model.config, dynamic)
+        program = _trace(Outputs(model, names) if outputs else model, sizes[-1], shapes)
         if to == "onnx":
-            opset, run = _write_onnx(program, new, names, metadata, preprocessing, opset), _load_onnx(new)
+            options = {"output_names": list(names), "dynamic_shapes": shapes, "opset_version": opset}
+            opset, run = _write_onnx(program, new, options, metadata, preprocessing), _load_onnx(new)
         else:
             opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
         # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
-        references = [load_model(source, image_size=size, **options) for size in sizes] if dynamic else [model]
+        at = [{"image_size": size, "interpolation": interpolation} for size in sizes] if dynamic else []
+        references = [load_model(source, **options) for options in at] or [model]
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
         what, tolerance = (
             f"the {to} file for {path} (not written)",
@@ -187,15 +191,24 @@ def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
     return [*dict.fromkeys(size for size in own if min(size) >= 2 * stride and size != other), other]
 
 
-def _trace(program: nn.Module, size: tuple[int, int], dynamic: bool) -> torch.export.ExportedProgram:
-    """The program's graph for any batch and, if `dynamic`, any height and width, without the lines of our source that
-    its nodes come from. `size` is then another than that of the position embeddings, which takes no resampling."""
-    config: Any = program.config
+def _dynamic_shapes(config: Any, dynamic: bool) -> tuple[dict[int, Any]]:
+    """Which axes of the images may change: the batch and, if `dynamic`, height and width."""
     shapes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     for axis, name in ((2, "rows"), (3, "columns")) if dynamic else ():  # one row would be taken for a constant
         shapes[axis] = config.stride * torch.export.Dim(name, min=2)
-    with torch.no_grad():  # a batch of 1 would be taken for a constant
-        traced = torch.export.export(program, (torch.zeros(2, config.in_chans, *size),), dynamic_shapes=(shapes,))
+    return (shapes,)
+
+
+def _trace(program: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
+    """The program's graph, without the lines of our source that its nodes come from.
+
+    With a dynamic size, `size` is not that of the position embeddings, which would be taken for the only one without
+    resampling.
+    """
+    config: Any = program.config
+    images = torch.zeros(2, config.in_chans, *size)  # a batch of 1 would be taken for a constant
+    with torch.no_grad():
+        traced = torch.export.export(program, (images,), dynamic_shapes=shapes)
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)
     return traced
@@ -209,17 +222,15 @@ def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dic
 def _write_onnx(
     traced: torch.export.ExportedProgram,
     path: Path,
-    outputs: Sequence[Output],
+    options: dict[str, Any],
     metadata: dict[str, str],
     preprocessing: Preprocessing | None,
-    opset: int | None,
 ) -> int:
-    """Writes the file and returns the version of ONNX's operators that it uses."""
-    options: Any = {"input_names": ["images"], "output_names": list(outputs), "opset_version": opset}
-    written = torch.onnx.export(traced, dynamo=True, verbose=False, **options)
+    """Writes the file and returns the version of ONNX's operators that it uses; `options` are those of torch."""
+    written = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["images"], **options)
     assert written is not None
-    if opset not in (None, used := written.model.opset_imports[""]):
-        raise UserError(f"torch cannot write this model with opset {opset}; its first is {used}: give that one.")
+    if (asked := options["opset_version"]) not in (None, used := written.model.opset_imports[""]):
+        raise UserError(f"torch cannot write this model with opset {asked}; its first is {used}: give that one.")
     _name_axes_of_padding(written)
     if preprocessing is not None:
         prepend_preprocessing(written.model, preprocessing, pair(json.loads(metadata["image_size"])))
