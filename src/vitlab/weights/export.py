@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.io import sync
-from vitlab.models.config import ImageSize, Interpolation, check_rgb
+from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.weights.checkpoint import (
@@ -70,53 +70,50 @@ def export_checkpoint(
     are missing; ParityError where the outputs differ.
     """
     _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _saved(checkpoint) as source, tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with _saved(checkpoint) as source:
         dynamic = bool(dynamic_image_size)
         if dynamic_image_size is None and image_size is None and not with_preprocessing:
             dynamic = getattr(load_model(source).config, "dynamic_image_size", False)
-        loaded = load_checkpoint(
-            source, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic or None
-        )
+        at: dict[str, Any] = {"interpolation": interpolation}
+        loaded = load_checkpoint(source, image_size=image_size, dynamic_image_size=dynamic or None, **at)
         model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
         _check_model(model, preprocessing, dynamic, opset)
-        names, new = check_outputs(model, outputs), Path(folder) / path.name
+        names = check_outputs(model, outputs)
         metadata = _metadata(model, loaded, preprocessing, names)
         sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
-        shapes = _dynamic_shapes(model.config, dynamic)
-        program = _trace(Outputs(model, names) if outputs else model, sizes[-1], shapes)
-        if to == "onnx":
-            options = {"output_names": list(names), "dynamic_shapes": shapes, "opset_version": opset}
-            opset, run = _write_onnx(program, new, options, metadata, preprocessing), _load_onnx(new)
-        else:
-            opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
         # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
-        at = [{"image_size": size, "interpolation": interpolation} for size in sizes] if dynamic else []
-        references = [load_model(source, **options) for options in at] or [model]
+        references = (load_model(source, image_size=size, **at) if dynamic else model for size in sizes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            new, shapes = Path(folder) / path.name, _dynamic_shapes(model.config, dynamic)
+            program = _trace(Outputs(model, names) if outputs else model, sizes[-1], shapes)
+            if to == "onnx":
+                options = {"output_names": list(names), "dynamic_shapes": shapes, "opset_version": opset}
+                opset, run = _write_onnx(program, new, options, metadata, preprocessing), _load_onnx(new)
+            else:
+                opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
+            compared = (Outputs(reference, names) if outputs else reference for reference in references)
+            difference = _largest_difference(f"the {to} file for {path} (not written)", run, compared, preprocessing)
+            files = {file: file.stat().st_size for file in Path(folder).iterdir()}
+            for file in sorted(files, reverse=True):  # NAME.data before NAME, which refers to it
+                sync(file)
+                file.replace(path.parent / file.name)
+            sync(path.parent)
+    report = {"format": to, "path": str(path), "files": sorted(file.name for file in files)}
+    report |= {"bytes": sum(files.values()), "opset": opset, "outputs": list(names), "batches": list(PARITY_BATCHES)}
+    return report | {"sizes": [list(size) for size in sizes], "difference": difference}
+
+
+def _largest_difference(
+    what: str, run: Callable[[Tensor], Any], references: Iterable[Any], preprocessing: Preprocessing | None
+) -> float:
+    """The largest of `check_parity` with each model of `references`, for images of its size."""
+    differences = []
+    for model in references:
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
-        what, tolerance = (
-            f"the {to} file for {path} (not written)",
-            TOLERANCE["resnet" if _has_resnet(model) else "vit"],
-        )
-        compared = [Outputs(reference, names) if outputs else reference for reference in references]
-        difference = max(check_parity(reference, run, what, tolerance, **inputs) for reference in compared)
-        files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
-        size = sum(file.stat().st_size for file in files)
-        for file in files:
-            sync(file)
-            file.replace(path.parent / file.name)
-        sync(path.parent)
-    return {
-        "format": to,
-        "path": str(path),
-        "files": sorted(file.name for file in files),
-        "bytes": size,
-        "opset": opset,
-        "outputs": list(names),
-        "batches": list(PARITY_BATCHES),
-        "sizes": list(map(list, sizes)),
-        "difference": difference,
-    }
+        plain = isinstance(model.config, ViTConfig) and model.config.stem is None
+        differences.append(check_parity(model, run, what, TOLERANCE["vit" if plain else "resnet"], **inputs))
+    return max(differences)
 
 
 @contextlib.contextmanager
@@ -128,10 +125,6 @@ def _saved(checkpoint: Path | str | nn.Module) -> Iterator[Path | str]:
     with tempfile.TemporaryDirectory() as folder:
         save_model(checkpoint, Path(folder) / "model")
         yield Path(folder) / "model"
-
-
-def _has_resnet(model: Model) -> bool:
-    return not isinstance(model, ViT) or model.stem is not None
 
 
 def _metadata(
@@ -168,8 +161,9 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
 
 
 def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool, opset: int | None) -> None:
+    resnet = not isinstance(model, ViT) or model.stem is not None
     antialias = dynamic and getattr(model.config, "position_interpolation", None) == "bicubic_antialias"
-    if opset == 17 and (_has_resnet(model) or antialias or (preprocessing is not None and preprocessing.antialias)):
+    if opset == 17 and (resnet or antialias or (preprocessing is not None and preprocessing.antialias)):
         raise UserError("opset 17 has no antialiased resizing and no padding as in ResNets; give 18 or more.")
     if preprocessing is not None:
         check_expressible(preprocessing)
