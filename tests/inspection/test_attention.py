@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from inside import random_images, random_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.inspection import attention
 from vitlab.inspection.attention import (
@@ -26,6 +26,7 @@ from vitlab.inspection.attention import (
 )
 from vitlab.models import ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.attention import Attention
+from vitlab.models.position import resize_positions
 from vitlab.models.vit import ViT, build_model
 
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, mlp_dim=16, num_classes=5)
@@ -288,3 +289,40 @@ def test_wrong_grids_and_resnets_raise() -> None:
     resnet = build_model(ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2))
     with pytest.raises(ValueError, match="a ResNet has no attention"):
         attention_layers(resnet)
+
+
+def with_adapters(model: ViT) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv"]))
+
+
+def with_compiled_blocks(model: ViT) -> ViT:
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block)  # pyright: ignore[reportArgumentType]
+    return model
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, with_adapters, with_compiled_blocks])
+def test_maps_of_a_wrapped_model(wrap: Any) -> None:
+    model, images = random_model(BASE), random_images(BASE)
+    expected = attention_maps(model, images)
+    weights = prediction_weights(model, images)
+    wrapped = wrap(model)
+    assert attention_layers(wrapped) == ("1", "2")
+    for ours, theirs in zip(attention_maps(wrapped, images), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.equal(prediction_weights(wrapped, images), weights)
+
+
+@pytest.mark.parametrize("settings", [{"rotary": Rotary()}, {"position": "1d", "pool": "gap"}])
+def test_maps_of_images_of_another_size(settings: Any) -> None:
+    """Of a model that takes any, as of one of that size: also of a grid with as many patches, 3x2 instead of 2x3."""
+    model = random_model(replace(BASE, dynamic_image_size=True, **settings))
+    for size in ((12, 8), (16, 20)):
+        fixed = ViT(replace(model.config, image_size=size, dynamic_image_size=False)).eval()
+        positions = resize_positions(model.state_dict(), model.config, fixed.config.grid)
+        fixed.load_state_dict(model.state_dict() | positions)
+        images = torch.rand(2, 3, *size)
+        for ours, theirs in zip(attention_maps(model, images), attention_maps(fixed, images), strict=True):
+            assert torch.equal(ours, theirs)
+        assert torch.equal(prediction_weights(model, images), prediction_weights(fixed, images))

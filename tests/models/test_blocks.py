@@ -1,13 +1,15 @@
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.blocks import model_blocks, parameter_depths
-from vitlab.models.vit import build_model
+from vitlab.models.vit import build_model, unwrap
 
 SMALL = ViTConfig(image_size=32, patch_size=8, width=16, depth=3, heads=2, mlp_dim=24, num_classes=5)
 
@@ -68,3 +70,20 @@ def test_depths_of_hybrids_and_resnets() -> None:
     assert [depths[f"body.stages.{unit}.conv1.weight"] for unit in ("0.0", "1.0", "1.1")] == [1, 2, 3]
     assert depths["norm.weight"] == depths["head.bias"] == 4
     assert len(model_blocks(resnet)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+def test_torchscript_is_refused_with_what_replaces_it(kind: ModelConfig) -> None:
+    for module in (build_model(kind), nn.Sequential(build_model(kind))):
+        with pytest.raises(ValueError, match=r"torch.export.export .*vitlab export --to torch-export"):
+            torch.jit.script(module)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, torch.optim.swa_utils.AveragedModel])
+def test_the_model_in_a_wrapper(wrap: Callable[..., nn.Module]) -> None:
+    model = build_model(SMALL)
+    inner = unwrap(nn.DataParallel(wrap(model)))
+    assert inner.state_dict().keys() == model.state_dict().keys()
+    assert inner.config is SMALL
+    with pytest.raises(ValueError, match="a Linear is not a model of vitlab"):
+        unwrap(wrap(nn.Linear(1, 1)))

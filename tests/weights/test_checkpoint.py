@@ -71,6 +71,27 @@ def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> No
     assert report["parameters"] == load_model(tmp_path / "wide").config.num_parameters
 
 
+def test_positions_are_resampled_once(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """A model of any size does so from the checkpoint's own; at another size it has that one alone."""
+    extra = {"preprocessing": Preprocessing(8).to_metadata()}
+    save_model(tiny(dynamic_image_size=True), tmp_path / "any", extra=extra)
+    save_model(tiny(), tmp_path / "one", extra=extra)
+    images = torch.rand(2, 3, 16, 8)
+    expected = load_model(tmp_path / "one", image_size=(16, 8))(images)
+    loaded = load_checkpoint(tmp_path / "one", dynamic_image_size=True)
+    assert torch.equal(loaded.model(images), expected)
+    assert loaded.preprocessing.image_size == 8
+    assert load_checkpoint(tmp_path / "any").model.config.image_size == 8
+    for path in ("any", "one"):
+        with pytest.raises(ValueError, match="leave out one of the two"):
+            load_model(tmp_path / path, image_size=8, dynamic_image_size=True)
+        assert load_model(tmp_path / path, image_size=12, dynamic_image_size=True)(images).shape == (2, 5)
+        with pytest.raises(ValueError, match=r"load the model with image_size=\(16, 8\)"):
+            load_model(tmp_path / path, image_size=8)(images)
+    convert(tmp_path / "any", tmp_path / "copy", to="vitlab", image_size=8)
+    assert load_model(tmp_path / "copy").config == load_model(tmp_path / "one", image_size=8).config
+
+
 @pytest.mark.parametrize("to", ["google", "timm"])
 def test_a_conversion_that_fails_leaves_the_destination(
     tmp_path: Path, tiny: Callable[..., ViT], to: Any, monkeypatch: pytest.MonkeyPatch

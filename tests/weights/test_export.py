@@ -82,7 +82,9 @@ def test_exported_programs_compute_as_the_model(kind: str, tmp_path: Path) -> No
         "files": ["model.pt2"],
         "bytes": path.stat().st_size,
         "opset": None,
+        "outputs": ["logits" if model.config.num_classes else "features"],
         "batches": [1, 3],
+        "sizes": [list(model.config.image_hw)],
         "difference": pytest.approx(0, abs=ROUNDING[model.config.kind]),
     }
     assert [file.name for file in path.parent.iterdir()] == ["model.pt2"]
@@ -119,6 +121,8 @@ def test_onnx_files_compute_as_the_model(kind: str, tmp_path: Path) -> None:
     metadata = {entry.key: json.loads(entry.value) for entry in written.metadata_props}
     expected = {"image_size": list(model.config.image_hw), "value_range": [-1, 1], "mean": [0.5] * 3, "std": [0.5] * 3}
     how = load_checkpoint(tmp_path / "saved").preprocessing.to_metadata()
+    assert metadata.pop("outputs") == report["outputs"]
+    assert metadata.pop("prefix_tokens") == getattr(model.config, "num_prefix_tokens", 0)
     assert metadata == expected | extra | {"preprocessing": how}
     assert str(Path(export.__file__).parents[1]).encode() not in path.read_bytes()
 
@@ -145,17 +149,21 @@ def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, t
     assert (value.name, value.type, value.shape) == ("images", "tensor(uint8)", ["batch", "height", "width", 3])
 
 
-@pytest.mark.parametrize("kind", ["vit", "modern", "rotary"])
+@pytest.mark.parametrize("kind", ["vit", "modern", "rotary", pytest.param("headless", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("to", ["onnx", pytest.param("torch-export", marks=pytest.mark.slow)])
 def test_a_file_of_dynamic_size_computes_as_the_model(kind: str, to: Any, tmp_path: Path) -> None:
-    """Sizes that the export has not tried, smaller than the positions' and larger; also of a plain checkpoint."""
+    """Sizes that the export has not tried, smaller than the positions' and larger; also of a plain checkpoint.
+
+    As in DINOv2, the preprocessing has another size than the positions, which are resampled once all the same.
+    """
     path, option = tmp_path / f"model{SUFFIX[to]}", True if kind == "vit" else None
-    method = "bicubic_antialias" if kind == "modern" else None
+    method = {"modern": "bicubic_antialias", "headless": "bicubic"}.get(kind)
     grown: Any = {"image_size": 128, "dynamic_image_size": option is None, "position_interpolation": method}
-    save_model(randomized(dataclasses.replace(KINDS[kind], **grown)), tmp_path / "model")
-    model = load_model(tmp_path / "model", dynamic_image_size=True)
+    extra = {"preprocessing": Preprocessing(64).to_metadata()}
+    save_model(randomized(dataclasses.replace(KINDS[kind], **grown)), tmp_path / "model", extra=extra)
     report = export_checkpoint(tmp_path / "model", path, to=to, dynamic_image_size=option)
     assert report["difference"] < ROUNDING["vit"]
+    assert report["sizes"] == [[64, 64], [128, 128], [64, 152]]
     if to == "onnx":
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         assert session.get_inputs()[0].shape == ["batch", 3, "8*rows", "8*columns"]
@@ -164,6 +172,7 @@ def test_a_file_of_dynamic_size_computes_as_the_model(kind: str, to: Any, tmp_pa
         run = torch.export.load(path).module()
     for rows, columns in ((16, 16), (5, 9), (20, 34)):
         images = torch.rand(3, 3, 8 * rows, 8 * columns) * 2 - 1
+        model = load_model(tmp_path / "model", image_size=(8 * rows, 8 * columns))
         with torch.no_grad():
             ours, theirs = model(images), run(images)
         assert (theirs - ours).abs().max() / ours.square().mean().sqrt() <= ROUNDING["vit"], (rows, columns)
@@ -177,6 +186,47 @@ def test_a_dynamic_size_that_cannot_be_exported_is_refused(tmp_path: Path) -> No
         model = randomized(dataclasses.replace(KINDS[kind], dynamic_image_size=True))
         with pytest.raises(ValueError, match="hybrids and relative positions are not exported with a dynamic size"):
             export_saved(model, tmp_path / "m.onnx", "onnx", tmp_path / kind)
+
+
+@pytest.mark.parametrize("options", [{"dynamic_image_size": False}, {"image_size": 24}, {"with_preprocessing": True}])
+def test_a_checkpoint_of_dynamic_size_is_exported_with_one(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size that is asked for, else that of its preprocessing."""
+    config = dataclasses.replace(KINDS["vit"], dynamic_image_size=True)
+    save_model(randomized(config), tmp_path / "model", extra={"preprocessing": Preprocessing(32).to_metadata()})
+    traced = {}
+
+    def stop(program: Any, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> None:
+        traced.update(size=size, axes=list(shapes[0]))
+        raise InterruptedError
+
+    monkeypatch.setattr(export, "_trace", stop)
+    with pytest.raises(InterruptedError):
+        export_checkpoint(tmp_path / "model", tmp_path / "m.onnx", to="onnx", **options)
+    side = options.get("image_size", 32)
+    assert traced == {"size": (side, side), "axes": [0]}
+    with pytest.raises(InterruptedError):
+        export_checkpoint(tmp_path / "model", tmp_path / "m.onnx", to="onnx")
+    assert traced["axes"] == [0, 2, 3]
+
+
+def test_a_file_that_resamples_twice_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs are compared with the checkpoint's, not with those of the model that was traced."""
+    config = dataclasses.replace(KINDS["vit"], image_size=64, position_std=1.0)
+    save_model(randomized(config), tmp_path / "model", extra={"preprocessing": Preprocessing(32).to_metadata()})
+
+    def load_resized(path: Any, **options: Any) -> Any:
+        loaded = load_checkpoint(path, image_size=32)
+        loaded.model.config = loaded.model.position.config = dataclasses.replace(
+            loaded.model.config, dynamic_image_size=True
+        )
+        return loaded
+
+    monkeypatch.setattr(export, "load_checkpoint", load_resized)
+    with pytest.raises(ParityError, match="differ"):
+        export_checkpoint(tmp_path / "model", tmp_path / "m.pt2", to="torch-export", dynamic_image_size=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,3 +267,22 @@ def test_invalid_requests_are_refused(to: Any, name: str, inside: bool, problem:
     with pytest.raises(ValueError, match=problem):
         export_checkpoint(tmp_path / "saved", tmp_path / name, to=to, with_preprocessing=inside)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.pt2", "saved"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("vit", {"opset": 16}, "allowed: 17 to 23"),
+        ("vit", {"opset": 18, "to": "torch-export", "path": Path("m.pt2")}, "only with to='onnx'"),
+        ("root", {"opset": 17}, "give 18 or more"),
+        ("vit", {"opset": 17, "with_preprocessing": True}, "give 18 or more"),
+        ("vit", {"image_size": 32, "dynamic_image_size": True}, "leave out one of the two"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    kind: str, options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    save_model(randomized(KINDS[kind]), tmp_path / "saved")
+    with pytest.raises(ValueError, match=problem):
+        export_checkpoint(tmp_path / "saved", **{"path": tmp_path / "m.onnx", "to": "onnx", **options})
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]

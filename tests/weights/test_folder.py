@@ -10,7 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from states import same
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
+from vitlab.errors import RunError
+from vitlab.models.encoder import Block
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_metadata, load_model, save_model
@@ -82,6 +86,115 @@ def test_only_a_saved_model_is_replaced(saved: Path, tiny: Callable[..., ViT]) -
     with pytest.raises(ValueError, match="is a file"):
         save_model(tiny(), saved / "notes.txt")
     assert (saved / "notes.txt").read_text() == "mine"
+
+
+def with_head(model: ViT, head: nn.Module | None) -> ViT:
+    model.head = head  # pyright: ignore[reportAttributeAccessIssue]
+    return model
+
+
+def with_tied_blocks(model: ViT) -> ViT:
+    first, second = model.blocks
+    assert isinstance(first, Block)
+    assert isinstance(second, Block)
+    second.mlp.fc1.weight = first.mlp.fc1.weight
+    return model
+
+
+def with_compiled_block(model: ViT) -> ViT:
+    model.blocks[1] = torch.compile(model.blocks[1])  # pyright: ignore[reportArgumentType]
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.compile,
+        nn.DataParallel,
+        AveragedModel,
+        lambda model: torch.compile(nn.DataParallel(model)),
+        with_compiled_block,
+        with_tied_blocks,
+        lambda model: with_head(model, nn.Linear(8, 7)),
+        lambda model: with_head(model, nn.Identity()),
+        lambda model: with_head(model, None),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.bfloat16(),
+    ],
+)
+def test_a_wrapped_or_changed_model_is_saved(tmp_path: Path, tiny: Callable[..., ViT], wrap: Any) -> None:
+    model, images = tiny(), torch.randn(2, 3, 12, 12)
+    wrapped = wrap(model)
+    save_model(wrapped, tmp_path / "saved")
+    loaded = load_model(tmp_path / "saved")
+    with torch.compiler.set_stance("force_eager"):
+        torch.testing.assert_close(loaded(images), model.float()(images))
+    assert {name.partition(".")[0] for name in load_file(tmp_path / "saved" / "model.safetensors")} <= {
+        *("cls", "embedding", "position", "blocks", "norm", "head")
+    }
+
+
+def quantized(model: ViT) -> nn.Module:
+    model.norm.weight = nn.Parameter(torch.ones(8, dtype=torch.int8), requires_grad=False)
+    return model
+
+
+def without_a_block(model: ViT) -> ViT:
+    model.blocks = model.blocks[:1]
+    return model
+
+
+def with_nan(model: ViT) -> ViT:
+    nn.init.constant_(model.norm.bias, float("nan"))
+    return model
+
+
+def with_adapters(model: ViT) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (with_adapters, r"blocks.0.attention.qkv.lora_A.*merge_and_unload"),
+        (lambda model: with_head(model, nn.Sequential(nn.Linear(8, 5))), "head is a .*Sequential.*nn.Linear"),
+        (lambda model: with_head(model, nn.Linear(8, 5, bias=False)), "missing: head.bias"),
+        (without_a_block, "missing: blocks.1.norm1.weight.*model.config say"),
+        (with_nan, "norm.bias has values that are not finite"),
+        (quantized, "norm.weight is .*torch.int8"),
+        (lambda model: model.to("meta"), "meta device"),
+        (lambda model: nn.Sequential(model), "Sequential is not a model of vitlab"),
+    ],
+)
+def test_a_model_that_could_not_be_read_replaces_nothing(
+    saved: Path, tiny: Callable[..., ViT], change: Any, problem: str
+) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(ValueError, match=problem):
+        save_model(change(tiny()), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_what_is_written_is_read_before_it_replaces(
+    saved: Path, tiny: Callable[..., ViT], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a file system that loses data without an error."""
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+
+    def write_and_cut(path: Path, text: str, **options: Any) -> int:
+        if path.name == "config.json":
+            lost = path.parent / name
+            path.write_bytes(text.encode())
+            lost.write_bytes(lost.read_bytes()[:-100])
+        return len(text)
+
+    monkeypatch.setattr(Path, "write_text", write_and_cut)
+    with pytest.raises(RunError, match=r"cannot be read again.*check the disk"):
+        save_model(tiny(), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
 
 
 @pytest.mark.parametrize(
