@@ -217,7 +217,7 @@ def unwrap(model: object) -> Model:
     inner = unwrap_module(model)
     if not isinstance(inner, ViT | ResNet):
         raise UserError(
-            f"a {type(model).__name__} is not a model of vitlab: give what load_model or create_model returns, bare or "
+            f"a {type(inner).__name__} is not a model of vitlab: give what load_model or create_model returns, bare or "
             f"as torch.compile, DataParallel, DistributedDataParallel, AveragedModel or peft wrap it."
         )
     return inner
