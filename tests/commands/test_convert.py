@@ -21,6 +21,9 @@ def test_converted_and_exported(run: Path, image: Path, capsys: pytest.CaptureFi
     report = answer(capsys, "export", str(run), "--to", "torch-export", "--out", "run.pt2")
     assert report["bytes"] == Path("run.pt2").stat().st_size
     assert report["difference"] < 1e-4
+    code, _, err = call(capsys, "export", str(run), "--to", "onnx", "--dynamic-size", "--no-dynamic-size")
+    assert code == 2
+    assert "leave out one" in err
 
 
 def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
