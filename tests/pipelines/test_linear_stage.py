@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage, check_head, head_images, hold_out_indices
 from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
+from vitlab.recipes.finetune import staged as staged_recipe
 from vitlab.train.microbatch import StepCost
 from vitlab.weights import load_metadata, load_model
 
@@ -266,7 +268,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     """Though less memory is free when the job resumes."""
     measured = [8, 4]
 
-    def measure(self: FinetuneJob) -> StepCost:
+    def measure(self: FinetuneJob, _train: bool) -> StepCost:
         return StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None)
 
     def stopped(*_: Any, **__: Any) -> None:
@@ -398,7 +400,7 @@ def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: Fi
     kept = after.keys() - {"head.weight", "head.bias"}
     changed = {name for name in kept if not torch.equal(before[name], after[name])}
     depth = len({name.split(".")[1] for name in before if name.startswith("blocks.")})
-    assert any(name.startswith("norm.") for name in changed)
+    assert any(name.startswith("norm.") for name in changed) == (blocks > 0)
     assert all(name.startswith(("norm.", f"blocks.{depth - 1}.")) for name in changed)
     assert any(name.startswith("blocks.") for name in changed) == (blocks > 0)
 
@@ -413,6 +415,22 @@ def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_pat
     assert settings["steps"] == done.config.steps
     assert settings["automatic"] == []
     assert tune(workdir, config, tmp_path / "out", budget=500.0).result == done.result
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_the_shortest_budget_yields_a_classifier(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """The head, without a report; the same command makes the report afterwards."""
+    config, log = dataclasses.replace(staged, automatic=staged_recipe().automatic), []
+    done = tune(workdir, config, tmp_path / "out", budget=1.0, log=log.append)
+    assert done.result["chosen"] == "linear"
+    assert (tmp_path / "out" / "model" / "README.md").exists()
+    assert not (tmp_path / "out" / finetune.REPORT).exists()
+    left_out = [line for line in log if line.startswith("left out: ")]
+    assert any("fine-tuning" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
+    assert any("the report" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
+    assert log.count("measuring the speed") == 1
+    tune(workdir, config, tmp_path / "out", budget=1.0)
+    assert (tmp_path / "out" / finetune.REPORT).exists()
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -433,7 +451,7 @@ def test_a_plan_is_kept_whatever_it_changes(
     done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["examples"] == pytest.approx(full / 2, abs=2)
-    assert f"the time suffices for {settings['examples']} of the {full} training images" in log
+    assert any(line.startswith(f"left out: 50% of the {full} training images") for line in log)
     (tmp_path / "out" / "result.json").unlink()
     log.clear()
     assert tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append).result == done.result

@@ -147,7 +147,7 @@ class TrainConfig:
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; `auto` does in long runs, on a CPU of hybrids and ResNets alone."""
     trained_blocks: NonNegativeInt | None = None
-    """Train the last blocks of the encoder and the head only, this many; 0 trains the head, None everything."""
+    """Train the last blocks of the encoder and what follows them, this many; 0 trains the head alone, None everything."""
     activation_checkpointing: bool = False
     """Recompute the activations inside a block in the backward pass: less memory, more time."""
     fsdp: bool = False

@@ -15,6 +15,8 @@ EMBEDDING = re.compile(
     r"(?:^|\.)(?:embedding|cls|distillation|registers|position|stem|pre_norm|body\.root(?:_norm)?)\b"
 )
 
+HEAD = re.compile(r"(?:^|\.)heads?(?:_\w+)?\.")
+
 
 class RepeatedBlock(nn.Module):
     """An encoder block or a unit of a ResNet: what is recomputed, compiled and sharded as one."""
@@ -46,13 +48,13 @@ def refuse_script(model: nn.Module) -> nn.Module:
 
 
 def freeze_blocks(model: nn.Module, trained_blocks: int | None) -> None:
-    """Only the last `trained_blocks` blocks and what follows them are trained; None trains everything."""
+    """Only the last `trained_blocks` blocks and what follows them are trained, of 0 the head alone; None trains all."""
     if trained_blocks is None:
         return
     depths = parameter_depths(name for name, _ in model.named_parameters())
     lowest = max(depths.values()) - trained_blocks
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(depths[name] >= lowest)
+        parameter.requires_grad_(depths[name] >= lowest if trained_blocks else bool(HEAD.search(name)))
 
 
 def parameter_depths(names: Iterable[str]) -> dict[str, int]:

@@ -11,7 +11,8 @@ from vitlab.display import format_duration
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.automatic import REFIT_EPOCHS, adapt_to_epochs
-from vitlab.pipelines.estimate import Images, JobCost
+from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost
+from vitlab.train.microbatch import step_seconds
 
 PLANNED_FRACTION = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
@@ -36,12 +37,18 @@ COMPARED_FRACTION = 0.2
 """Fraction of the time for that."""
 MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES = 200, 500
 """Training images for that; fewer only where there are fewer."""
+MEASURED_FRACTION = 0.1
+"""Fraction of the time for measuring the speed."""
+BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
+"""Minutes of the budgets that are suggested."""
+Measure = Callable[[FinetuneConfig, bool], JobCost]
+"""The cost at the image size of a config; with True, a training step is timed too."""
 
 
 def fit_budget(
     config: FinetuneConfig,
     images: Images,
-    measure: Callable[[FinetuneConfig], JobCost],
+    measure: Measure,
     seconds: int | float,
     automatic: Collection[str] = ("image_size", "head_views", "refit", "runs", "part"),
     elapsed: Callable[[], float] = lambda: 0.0,
@@ -54,13 +61,19 @@ def fit_budget(
 
     Fine-tuning must take `_fewest_steps`, at a size of at least MIN_FRACTION of the largest that the least-squares head
     alone could have; if need be without the final run on all training images (`refit` is False); otherwise the job is
-    that head, at that size (`runs` is 0), or at the smallest size for a part of the training images. Measuring begins
-    with a small size, and takes of the time too. Raises UserError where nothing fits.
+    that head, at that size (`runs` is 0), or at the smallest size for a part of the training images, two of each class
+    or more. Measuring takes of the time too: at each size that is considered a few forward passes, and a training step
+    where that is a small part of the time. Raises UserError where nothing fits and the settings that are not
+    `automatic` forbid the smallest job.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
-    small, smallest = candidates[3 * len(candidates) // 4], candidates[-1]
-    measured = {_side(small): (small, measure(small))}
+    measured: dict[int, tuple[FinetuneConfig, JobCost]] = {}
+    timed, limit = set[int](), elapsed() + MEASURED_FRACTION * seconds
+
+    def time_size(candidate: FinetuneConfig, train: bool) -> None:
+        measured[_side(candidate)] = candidate, measure(candidate, train)
+        timed.update({_side(candidate)} if train else ())
 
     def estimate(candidate: FinetuneConfig) -> JobCost:
         """By the measurement at the nearest size."""
@@ -79,10 +92,15 @@ def fit_budget(
             time = available()
             plans = (_fit_steps(c, images, estimate(c), time, all_views, automatic) for c in large)
             planned = next((plan for plan in plans if plan is not None), None)
-            if planned is None or (side := _side(planned)) in measured:
+            if planned is None:
                 return planned
-            measured[side] = planned, measure(planned)
+            training = step_seconds(planned, estimate(planned).step.train_seconds) if planned.runs else math.inf
+            train = _side(planned) not in timed and elapsed() + training <= limit
+            if not train and (_side(planned) in measured or elapsed() > limit):
+                return planned
+            time_size(planned, train)
 
+    time_size(candidates[3 * len(candidates) // 4], train=False)
     linear = largest_that_fits(_head_only) if "runs" in automatic else None
     if linear and head_loss:
         best = _best_side(linear, candidates, images, estimate, available(), head_loss)
@@ -95,19 +113,46 @@ def fit_budget(
     # The head again, for what has been measured since took time.
     if planned := tuned or (linear and largest_that_fits(_head_only)):
         return adapt_to_epochs(planned, images.train, {*automatic} - {"refit"})
-    shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
-    time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
-    return _subset(shortest, images, cost, time, elapsed())
+    shortest = _shortest(candidates[-1], images, all_views[-1], alone="runs" in automatic)
+    time_size(shortest, train=False)
+    smallest = {"runs", "part"} <= {*automatic}
+    return _subset(shortest, images, estimate(shortest), available() if smallest else 0.0, elapsed(), smallest)
+
+
+def needed_budget(
+    config: FinetuneConfig,
+    images: Images,
+    cost: JobCost,
+    reference: FinetuneConfig,
+    seconds: int | float,
+    automatic: Collection[str],
+    holds: Callable[[FinetuneConfig, JobCost], bool],
+) -> int | None:
+    """Minutes of a budget beyond `seconds` with which the plan for `config` `holds`, by the `cost` of `reference`; None
+    where that would be more than a day."""
+
+    def measure(candidate: FinetuneConfig, train: bool) -> JobCost:
+        return replace(_scaled(cost, candidate, reference), report_limit=REPORT_FRACTION * 60 * minutes)
+
+    for minutes in BUDGETS:
+        if 60 * minutes > seconds:
+            try:
+                plan = fit_budget(config, images, measure, 60 * minutes, automatic)
+            except UserError:
+                continue
+            if holds(plan, measure(plan, train=False)):
+                return minutes
+    return None
 
 
 def best_size(
     config: FinetuneConfig,
     images: Images,
-    measure: Callable[[FinetuneConfig], JobCost],
+    measure: Measure,
     head_loss: Callable[[FinetuneConfig, int], float],
 ) -> FinetuneConfig:
     """`config` without a budget, at the image size of least `head_loss`; what this takes is a part of the whole job."""
-    candidates, cost = _sizes(config), measure(config)
+    candidates, cost = _sizes(config), measure(config, True)
     if not math.isfinite(total := sum(cost.seconds(config, images))):  # a model that only fits when it is sharded
         return config
 
@@ -166,16 +211,21 @@ def _head_only(config: FinetuneConfig) -> FinetuneConfig:
     return replace(config, runs=0, **NO_SWEEP)
 
 
-def _subset(config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float) -> FinetuneConfig:
-    """`config` with the part of each class for which the time suffices. Raises UserError below two images a class."""
-    train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
-    if train < 2 * config.model.num_classes:
+def _subset(
+    config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float, smallest: bool
+) -> FinetuneConfig:
+    """`config` with the part of each class for which the time suffices.
+
+    Where the `smallest` job is allowed, these are two images of each class or more; else UserError is raised.
+    """
+    if not smallest:
         needed = sum(cost.seconds(config, images))
         raise UserError(
             f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; "
             f"give --budget {math.ceil((1.1 * needed / PLANNED_FRACTION + elapsed) / 60)}m, or fewer images."
         )
-    if train == images.train:
+    train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
+    if (train := max(train, 2 * config.model.num_classes)) >= images.train:
         return config
     part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
     return replace(config, data=replace(config.data, part=part))

@@ -15,16 +15,28 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_duration
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.linear_stage import head_images
+from vitlab.pipelines.pretrain import Report
 from vitlab.train.microbatch import StepCost
 
 SHORT = 120.0
 """Seconds up to which no shorter settings are suggested."""
 REPORT_SECONDS, REPORT_IMAGES = 12.0, 200
 """What a report takes on two cores, and images that pass through the model for it."""
+SHORT_REPORT_SECONDS = 6.0
+"""The same without near-duplicates and without files of the figures."""
+REPORT_FRACTION = 0.2
+"""Largest fraction of a budget for the report."""
 MAX_COMPARED = 20_000
 """Training and test images up to which the report searches near-duplicates among them."""
 SAMPLES = 8
 """Images whose decoding is measured."""
+
+
+REPORT_TEXT = {
+    "whole": "one page",
+    "short": "one page, without near-duplicates and files of the figures",
+    "none": "left out",
+}
 
 
 class Images(NamedTuple):
@@ -58,6 +70,8 @@ class JobCost:
     """Loader processes of each rank beside a GPU; on a CPU they would take its cores."""
     cores: int = 1
     """CPU cores for images that are only decoded."""
+    report_limit: float = math.inf
+    """Seconds that the report may take; a whole one that takes longer becomes a short one, or none."""
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
         evaluate, train = self._per_image(self.step.eval_seconds), self._per_image(self.step.train_seconds)
@@ -74,9 +88,18 @@ class JobCost:
             sweep += rates * (trained * train + score)
             rates = (rates + 1) // 2
         one_run = images.test * evaluate + (steps * config.batch_size * train if config.refit else 0.0)
-        report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
-        report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
+        report = self.reports(images)[self.report(images)] if config.head else 0.0
         return Seconds(reading, linear, sweep, config.runs * one_run if config.runs else 0.0, report)
+
+    def reports(self, images: Images) -> dict[Report, float]:
+        """Seconds of each kind of report."""
+        seen = REPORT_IMAGES * self._per_image(self.step.eval_seconds) * self.processes
+        compared = sum(images) * self.decode / min(self.cores, 8) if sum(images) <= MAX_COMPARED else 0.0
+        return {"whole": REPORT_SECONDS + seen + compared, "short": SHORT_REPORT_SECONDS + seen, "none": 0.0}
+
+    def report(self, images: Images) -> Report:
+        """The kind of report that the limit allows."""
+        return next(kind for kind, seconds in self.reports(images).items() if seconds <= self.report_limit)
 
     def _per_image(self, compute: float) -> float:
         seconds = max(compute, self.decode / self.workers) if self.workers else compute + self.decode
@@ -121,7 +144,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         f"test: {duration(seconds.runs)}"
         if config.refit
         else f"none: the best run of the sweep ({epochs:.1f} epochs) is tested: {duration(seconds.runs)}",
-        "report": f"one page: {duration(seconds.report)}",
+        "report": f"{REPORT_TEXT[cost.report(images)]}: {duration(seconds.report)}",
         "total": f"about {duration(total)}",
     }
     without = [] if config.head else ["linear", "report"]

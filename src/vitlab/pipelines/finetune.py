@@ -5,8 +5,9 @@ run or several on all of it, then the test.
 """
 
 import dataclasses
+import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from vitlab.evaluation.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.automatic import adapt_to_epochs, bit_hyperrule, default_image_size, load_automatic_settings
-from vitlab.pipelines.budget import best_size, fit_budget
-from vitlab.pipelines.estimate import Images, JobCost, format_estimate, measure_decode
+from vitlab.pipelines.budget import best_size, fit_budget, needed_budget
+from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 from vitlab.pipelines.linear_stage import check_head, hold_out, hold_out_indices
 from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits
@@ -138,7 +139,7 @@ def sweep_and_finetune(
     if config.head is not None and world.is_rank_0 and not (workdir / REPORT).exists():
         from vitlab.pipelines.inspect import report
 
-        if note := report(workdir, device=device).get("note"):
+        if note := report(workdir, device=device, kind=job.execution.report).get("note"):
             log(note)
     return outcome
 
@@ -178,18 +179,26 @@ def _plan(
 ) -> FinetuneJob:
     """The job with what of its settings is `automatic` for the `budget`, if there is one and no plan in `workdir`, and
     with the measured micro-batch. Logs what the job will take, unless it is finished."""
-    world, device, splits = job.execution.world, job.execution.device, job.splits
+    world, device, splits, wanted = job.execution.world, job.execution.device, job.splits, job.config
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
+    limit = math.inf if budget is None else REPORT_FRACTION * budget
 
-    def measure(config: FinetuneConfig) -> JobCost:
-        if (size := config.model.image_size) not in costs:
-            step = dataclasses.replace(job, config=config).measure_step()
-            decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
-            workers = 0 if device.type == "cpu" else num_workers(config.data.workers, device)
-            costs[size] = JobCost(step, decode, world.world_size, workers, cores)
-        return costs[size]
+    def elapsed() -> float:
+        return world.broadcast_object(lambda: time.monotonic() - started)
+
+    def measure(config: FinetuneConfig, train: bool) -> JobCost:
+        size = config.model.image_size
+        if (size, True) in costs or (size, train) in costs:
+            return costs.get((size, True)) or costs[size, train]
+        if not costs:
+            job.log("measuring the speed")
+        step = dataclasses.replace(job, config=config).measure_step(train)
+        decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
+        workers = 0 if device.type == "cpu" else num_workers(config.data.workers, device)
+        costs[size, train] = JobCost(step, decode, world.world_size, workers, cores, limit)
+        return costs[size, train]
 
     if budget is not None and planned_before:
         plan = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
@@ -198,14 +207,11 @@ def _plan(
             f"{'x'.join(map(str, job.config.model.image_hw))} px; for another --budget give another --workdir"
         )
     elif budget is not None:
-
-        def elapsed() -> float:
-            return world.broadcast_object(lambda: time.monotonic() - started)
-
         config = fit_budget(job.config, images, measure, budget, automatic, elapsed, job.head_loss)
+        for line in _left_out(config, wanted, images, measure(config, False), budget, automatic):
+            job.log(line)
         if config.data.part != job.config.data.part:
             splits = load_splits(config.data, world)
-            job.log(f"the time suffices for {len(splits.train):,} of the {images.train:,} training images")
             images = Images(len(splits.train), len(splits.test))
         job = dataclasses.replace(job, config=config, splits=splits)
     elif not planned_before:
@@ -215,12 +221,38 @@ def _plan(
         job = dataclasses.replace(job, config=config)
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
-    cost = measure(job.config)
+    cost = measure(job.config, budget is None)
     text = format_estimate(job.config, cost, images, str(job.execution.device))
     resumed = " in all (what is finished is not repeated)" if planned_before else ""
     job.log(f"what this will take{resumed}:\n{text}")
-    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch)
+    if budget is not None and not planned_before and elapsed() + sum(cost.seconds(job.config, images)) > budget:
+        job.log("this takes longer than --budget; Ctrl-C stops it")
+    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch, report=cost.report(images))
     return dataclasses.replace(job, execution=execution)
+
+
+def _left_out(
+    config: FinetuneConfig,
+    wanted: FinetuneConfig,
+    images: Images,
+    cost: JobCost,
+    budget: float,
+    automatic: Collection[str],
+) -> Iterator[str]:
+    """What of the `wanted` job the `budget` leaves out of the planned `config`, and the budget that includes it."""
+
+    def with_budget(holds: Callable[[FinetuneConfig, JobCost], bool]) -> str:
+        minutes = needed_budget(wanted, images, cost, config, budget, automatic, holds)
+        return "" if minutes is None else f"; --budget {minutes}m includes it"
+
+    if config.data.part != wanted.data.part:
+        count = f"{1 - (config.data.part or 1) / (wanted.data.part or 1):.0%} of the {images.train:,} training images"
+        yield f"left out: {count}" + with_budget(lambda plan, _: plan.data.part == wanted.data.part)
+    if not config.runs and wanted.runs:
+        yield "left out: fine-tuning after the least-squares head" + with_budget(lambda plan, _: plan.runs > 0)
+    if (kind := cost.report(images)) != "whole":
+        parts = "the report" if kind == "none" else "near-duplicates and files of the figures, in the report"
+        yield f"left out: {parts}" + with_budget(lambda _, cost: cost.report(images) == "whole")
 
 
 def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> FinetuneJob:

@@ -169,10 +169,13 @@ class Run:
             attended=attended is not None,
         )
 
-    def data_section(self) -> DataSection:
-        """Near-duplicates between the training and the test images, and the unreadable files of result.json."""
+    def data_section(self, search: bool = True) -> DataSection:
+        """Near-duplicates between the training and the test images, if they are searched, and the unreadable files of
+        result.json."""
         unreadable = json.loads((self.folder / "result.json").read_bytes()).get("unreadable")
         files = None if unreadable is None else [(file["path"], file["reason"]) for file in unreadable]
+        if not search:
+            return DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.", unreadable=files)
         try:
             section = self._near_duplicates()
         except (ValueError, OSError, KeyError) as error:

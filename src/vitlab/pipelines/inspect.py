@@ -25,6 +25,7 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfi
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
+from vitlab.pipelines.pretrain import Report
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
@@ -54,6 +55,7 @@ def inspect_checkpoint(
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     device: str = "auto",
+    short: bool = False,
     log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
@@ -62,7 +64,7 @@ def inspect_checkpoint(
     are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
     embeddings. The page of a run begins with its training, its test and its images; that of a ResNet has only this.
-    `log` receives how images are preprocessed.
+    `log` receives how images are preprocessed. A `short` page has no near-duplicates, and its figures are in no files.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
@@ -96,26 +98,30 @@ def inspect_checkpoint(
     drawings = make_figures(inspection)
     names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
     sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
-    write_drawings(drawings, out / "figures")
-    data_section = runs[0].data_section() if runs else None
+    if not short:
+        write_drawings(drawings, out / "figures")
+    data_section = runs[0].data_section(search=not short) if runs else None
     write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, data_section))
-    figures = [f"figures/{drawing.name}" for drawing in drawings]
+    figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)
     return result
 
 
-def report(run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto") -> dict[str, Any]:
+def report(
+    run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto", kind: Report = "whole"
+) -> dict[str, Any]:
     """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
 
     run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. An existing card
-    stays. Returns what `inspect_checkpoint` does and the path of the `card`. Raises nothing, for the run has succeeded:
-    an error is the `note` of the result.
+    stays; of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of the
+    `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out
     try:
-        result |= inspect_checkpoint(folder, [], out, device=device)
+        if kind != "none":
+            result |= inspect_checkpoint(folder, [], out, device=device, short=kind == "short")
         result["card"] = str(_write_card(folder).resolve())
     except ERRORS as error:
         result["note"] = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,6 +64,10 @@ class Splits:
         return {} if self.unreadable is None else {"unreadable": self.unreadable}
 
 
+Report = Literal["whole", "short", "none"]
+"""A report; one without near-duplicates and files of the figures; none."""
+
+
 @dataclass(frozen=True)
 class Execution:
     """Where a run is executed, and what it writes beside its results; not part of the run's settings."""
@@ -73,6 +77,8 @@ class Execution:
     world: World = SINGLE
     microbatch: int | None = None
     """Images per forward pass, if they have been measured."""
+    report: Report = "whole"
+    """Of a fine-tuning job."""
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,14 @@ class FinetuneJob(JobInputs):
         """The least-squares head of `config.head`."""
         return LinearStage(**{field.name: getattr(self, field.name) for field in dataclasses.fields(JobInputs)})
 
-    def measure_step(self) -> StepCost:
-        """The cost of a micro-batch, measured by rank 0."""
-        self.log("measuring how long a micro-batch takes")
+    def measure_step(self, train: bool = True) -> StepCost:
+        """The cost of a micro-batch, measured by rank 0; see `train.microbatch.measure_step`."""
         config, world = self.config, self.execution.world
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            return dataclasses.asdict(measure_step(config.single(), model, self.execution.device, world.world_size))
+            cost = measure_step(config.single(), model, self.execution.device, world.world_size, train)
+            return dataclasses.asdict(cost)
 
         return StepCost(**world.broadcast_object(measure))
 

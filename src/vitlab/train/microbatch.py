@@ -30,6 +30,8 @@ CPU_FLOPS = 1e12
 and a request to stop waits for the end of one."""
 SAMPLE_FLOPS = 2e11
 """Work of the images of a micro-batch that are timed on a CPU, where memory is not tried."""
+TRAIN_RATIO = 3.5
+"""Estimated time of a training step over that of a forward pass, where only the latter is timed."""
 SMALL_FLOPS = 1e11
 """Work of a batch so small that nothing has to be measured."""
 GIB = 2**30
@@ -42,7 +44,7 @@ class StepCost:
     microbatch: int
     """Images that go through the model at once."""
     train_seconds: float
-    """Measured seconds per image of training: forward and backward pass. Infinite if not known."""
+    """Seconds per image of training: forward and backward pass. Infinite if not known."""
     eval_seconds: float
     """Measured seconds per image of evaluation: forward pass in float32."""
     feature_seconds: float
@@ -99,8 +101,13 @@ def default_microbatch(forward_macs: int, device: torch.device, shard: int) -> i
     return shard if useful >= shard else _half(useful + 1)
 
 
-def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, world_size: int = 1) -> StepCost:
+def measure_step(
+    config: TrainConfig, model: nn.Module, device: torch.device, world_size: int = 1, train: bool = True
+) -> StepCost:
     """Chooses the micro-batch of each of `world_size` ranks and measures its speed; `model` stays unchanged.
+
+    train: on a CPU, whether a training step is timed (`step_seconds` estimates what this takes). If not, its time is
+    TRAIN_RATIO that of the forward pass.
 
     `config.microbatch` is taken if given. Otherwise it is `default_microbatch`, halved until a step takes at most
     MEMORY_FRACTION of the free memory, by count and on a GPU also by trial, or one image is left. The trial is not
@@ -115,6 +122,7 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         free //= world_size
     precision = resolve_precision(config.precision, device)
     sharded, seconds = config.fsdp and world_size > 1, math.inf
+    train = train or device.type != "cpu"
 
     def memory(images: int) -> int:
         return sum(rank_bytes(config, images, precision, device.type, world_size, sharded).values())
@@ -123,9 +131,9 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
     size = min(config.microbatch or default_microbatch(config.model.forward_macs, device, shard), shard)
     while free is not None and not config.microbatch and size > 1 and memory(size) > MEMORY_FRACTION * free:
         size = _half(size)
-    while True:
+    while train:
         try:
-            sample = math.ceil(SAMPLE_FLOPS / (6 * config.model.forward_macs)) if device.type == "cpu" else size
+            sample = _sample(config) if device.type == "cpu" else size
             seconds = train_seconds(config, model, device, min(sample, size), shard)
             break
         except torch.OutOfMemoryError:
@@ -136,12 +144,24 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         if sharded:
             break
         size = _half(size)
-    # Four passes of half the work of the training step that is timed.
-    sample = max(math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)), 8) if device.type == "cpu" else size
+    # Three passes of an eighth of the work of the training step that is timed.
+    sample = math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)) if device.type == "cpu" else size
     images, dtype = _blank_images(config, min(sample, size), device), frozen_dtype(config.precision, device)
     eval_seconds = _eval_seconds(model, images)
     feature_seconds = eval_seconds if dtype == torch.float32 else _eval_seconds(model, images, dtype)
-    return StepCost(size, seconds, eval_seconds, feature_seconds, memory(size), free)
+    return StepCost(
+        size, seconds if train else TRAIN_RATIO * feature_seconds, eval_seconds, feature_seconds, memory(size), free
+    )
+
+
+def _sample(config: TrainConfig) -> int:
+    """Images of a training step that are timed on a CPU."""
+    return math.ceil(SAMPLE_FLOPS / (6 * config.model.forward_macs))
+
+
+def step_seconds(config: TrainConfig, train_seconds: float) -> float:
+    """What it takes to time a training step on a CPU, by an estimate of its seconds per image."""
+    return 2 * _sample(config) * train_seconds
 
 
 def _half(size: int) -> int:
@@ -165,11 +185,11 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
 
 
 def _eval_seconds(model: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> float:
-    """Seconds per image of a forward pass, as in evaluation: the median of three, after a warm-up."""
+    """Seconds per image of a forward pass, as in evaluation: the mean of two, after a warm-up."""
     forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device, dtype).eval()
     with torch.inference_mode():
-        _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(4))
-    return statistics.median(seconds) / len(images)
+        _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(3))
+    return statistics.fmean(seconds) / len(images)
 
 
 def _blank_images(config: TrainConfig, count: int, device: torch.device) -> Tensor:
