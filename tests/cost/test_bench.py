@@ -183,7 +183,7 @@ def test_models_and_sizes() -> None:
     assert row_keys(["ViT-B/16", "ViT-B/*"], BenchOptions(sizes=(64,))) == [
         ("infer", f"ViT-B/{patch}", 70 if patch == 14 else 64) for patch in (16, 8, 14, 32)
     ]
-    assert [size for _, _, size in row_keys(["ViT-H/14"], BenchOptions())] == [70, 126, 224, 378, 518]
+    assert [size for _, _, size in row_keys(["ViT-H/14"], BenchOptions())] == [70, 140, 224, 392, 518]
     assert [size for _, _, size in row_keys(["R50x1"], BenchOptions())] == [64, 128, 224, 384, 512]
 
 

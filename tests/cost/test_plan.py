@@ -60,6 +60,17 @@ def test_core_days_of_table_2() -> None:
 
 
 @pytest.mark.usefixtures("_no_counting")
+def test_printed_core_days_stand_beside_the_estimate() -> None:
+    """Of the three runs of Table 2, and of no other."""
+    text = format_estimate(on_h100(PRETRAIN["jft"]("ViT-H/14"), model_name="ViT-H/14"))
+    assert "2,306 core-days, estimated at 21.4 TFLOP/s, the mean of Table 2; Table 2 prints 2,500\n" in text
+    for recipe, model, printed in (("jft", "ViT-L/16", 680), ("imagenet21k", "ViT-L/16", 230), ("jft", "R50x1", None)):
+        assert on_h100(PRETRAIN[recipe](model), model_name=model)["tpuv3_core_days"]["printed"] == printed
+    short = dataclasses.replace(PRETRAIN["jft"]("ViT-L/16"), epochs=7.0)
+    assert "prints" not in format_estimate(on_h100(short, model_name="ViT-L/16"))
+
+
+@pytest.mark.usefixtures("_no_counting")
 def test_finetuning_counts_with_its_search() -> None:
     """Four learning rates and a final run of 10,000 steps; the head has 10 classes."""
     config = FINETUNE["cifar10"]()

@@ -8,8 +8,10 @@ from typing import Any
 import jaxtyping
 import numpy as np
 import pytest
+import scipy.ndimage
 import torch
 from inside import random_images, random_model
+from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.inspection import attention
@@ -24,6 +26,7 @@ from vitlab.inspection.attention import (
     prediction_weights,
     visit_attention,
 )
+from vitlab.inspection.figures import masked
 from vitlab.models import ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.attention import Attention
 from vitlab.models.position import resize_positions
@@ -211,6 +214,29 @@ def test_rollout_equals_plain_numpy(residual: bool) -> None:
             mean = sum(layer[b, head].numpy().astype(float) for head in range(3)) / 3
             expected = (0.5 * mean + 0.5 * np.eye(7) if residual else mean) @ expected
         np.testing.assert_allclose(rolled[b].numpy(), expected, atol=1e-6)
+
+
+def test_rollout_and_figure_are_those_of_the_authors() -> None:
+    """As one of them described Fig. 6 when asked: heads averaged, the identity added, rows normalized, layers
+    multiplied; the map divided by its maximum, resized by Lanczos, blurred by a Gaussian of one patch's side, stretched
+    to 0..1 and multiplied with the image. Deviation: ours is bicubic and not blurred."""
+    side, patch = 12, 16
+    maps = random_maps(layers=6, images=1, heads=3, tokens=1 + side**2)
+    rolled = np.eye(1 + side**2)
+    for layer in maps:
+        mixed = layer[0].numpy().astype(float).mean(axis=0) + np.eye(1 + side**2)
+        rolled = mixed / mixed.sum(axis=1, keepdims=True) @ rolled
+    np.testing.assert_allclose(attention_rollout(maps)[0].numpy(), rolled, atol=1e-6)
+
+    rows, columns = np.mgrid[:side, :side]
+    attention = np.exp(-((rows - 4) ** 2 + (columns - 7) ** 2) / 8) + 0.3 * np.exp(-((rows - 9) ** 2 + columns**2) / 6)
+    size = (side * patch, side * patch)
+    mask = Image.fromarray((attention / attention.max()).astype(np.float32)).resize(size, Image.Resampling.LANCZOS)
+    blurred = scipy.ndimage.gaussian_filter(np.asarray(mask), patch)
+    expected = (blurred - blurred.min()) / np.ptp(blurred)
+    ours = masked(np.full((*size, 3), 255, np.uint8), attention)[..., 0] / 255
+    assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.97
+    assert np.abs(np.subtract(*(np.unravel_index(mask.argmax(), size) for mask in (ours, expected)))).max() <= patch
 
 
 def plain_prediction_weights(model: ViT, images: Tensor) -> np.ndarray:

@@ -3,7 +3,9 @@
 import pytest
 
 from vitlab.models import ViTConfig
+from vitlab.pipelines.automatic import bit_hyperrule
 from vitlab.recipes import FINETUNE
+from vitlab.train.optim import learning_rate
 
 ROWS = [
     ("imagenet", "imagenet", 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.01),
@@ -36,7 +38,24 @@ def test_row(name: str, dataset: str, steps: int, warmup: int, rates: tuple[floa
 
 
 def test_every_row_of_the_table_is_a_recipe() -> None:
-    assert {name for name, *_ in ROWS} == FINETUNE.keys() - {"staged", "custom", "tiny-digits"}
+    assert {name for name, *_ in ROWS} == FINETUNE.keys() - {"staged", "custom", "bit", "bit-small", "tiny-digits"}
+
+
+@pytest.mark.parametrize(("name", "resize", "crop"), [("bit", 512, 480), ("bit-small", 160, 128)])
+def test_the_setup_of_bit(name: str, resize: int, crop: int) -> None:
+    """One rate without clipping, a tenth after 30, 60 and 90 % of the steps; mixup and steps by the images."""
+    config = FINETUNE[name]()
+    assert (config.data.crop, config.data.crop_resize, config.model.image_size, config.data.flip) == (
+        *("random", resize, crop),
+        True,
+    )
+    assert (config.learning_rates, config.optim.clip_norm, config.optim.weight_decay) == ((), None, 0.0)
+    for images, steps, warmup, mixup in ((5_000, 500, 100, 0.0), (50_000, 10_000, 500, 0.1), (10**6, 20_000, 500, 0.1)):
+        complete = bit_hyperrule(config, images)
+        assert (complete.steps, complete.optim.warmup_steps, complete.mixup) == (steps, warmup, mixup)
+        assert complete.batch_size == 512
+    stairs = [learning_rate(complete.optim, step, 20_000) for step in (250, 500, 6_000, 6_001, 12_001, 18_001, 19_999)]
+    assert stairs == pytest.approx([0.0015, 0.003, 0.003, 3e-4, 3e-5, 3e-6, 3e-6])
 
 
 def test_vtab_images_are_resized_to_448_and_cropped_to_384() -> None:

@@ -47,6 +47,28 @@ def test_jft(model: str, epochs: int, lr: float, steps: int) -> None:
     assert config.total_steps(JFT) == steps
 
 
+@pytest.mark.parametrize(
+    ("model", "epochs", "lr"),
+    [
+        ("R50x1", 7, 1e-3),
+        ("R50x2", 7, 1e-3),
+        ("R101x1", 7, 8e-4),
+        ("R152x1", 7, 6e-4),
+        ("R152x2", 7, 6e-4),
+        ("R50+ViT-B/16", 7, 8e-4),
+        ("R50+ViT-B/32", 7, 8e-4),
+        ("R50+ViT-L/32", 7, 2e-4),
+        ("R50+ViT-L/16", 14, 4e-4),
+    ],
+)
+def test_jft_of_resnets_and_hybrids(model: str, epochs: int, lr: float) -> None:
+    config = pretrain.jft(model)
+    assert (config.epochs, config.batch_size, config.model.num_classes) == (epochs, 4096, 18_291)
+    assert config.optim == OptimConfig(lr=lr, weight_decay=0.1, schedule="linear", end_lr=1e-5, warmup_steps=10_000)
+    if isinstance(config.model, ViTConfig):
+        assert (config.model.dropout, config.model.representation_size) == (0.0, config.model.width)
+
+
 @pytest.mark.parametrize("model", ["ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"])
 def test_imagenet21k(model: str) -> None:
     config = pretrain.imagenet21k(model)
@@ -71,7 +93,9 @@ def test_imagenet(model: str) -> None:
     [
         (pretrain.jft, "ViT-H/16", r"no row for 'ViT-H/16' on JFT; the nearest: ViT-.*override `--model\.\*`"),
         (pretrain.imagenet21k, "R50x1", "no row for 'R50x1' on ImageNet-21k; allowed: ViT-B/16"),
-        (pretrain.imagenet, "ViT-X/16", r"unknown model 'ViT-X/16'; the nearest"),
+        (pretrain.imagenet, "ViT-X/16", r"no row for 'ViT-X/16' on ImageNet; the nearest: ViT-"),
+        (pretrain.imagenet, "R50x1", r"no row for 'R50x1' on ImageNet"),
+        (pretrain.imagenet, "R26+ViT-S/32", r"no row for 'R26\+ViT-S/32' on ImageNet; the nearest: ViT-S/32"),
     ],
 )
 def test_model_without_a_row(recipe, model: str, message: str) -> None:

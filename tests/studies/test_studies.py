@@ -256,7 +256,11 @@ def test_runs_of_the_paper() -> None:
         ("token", 8e-4),
         ("gap", 8e-4),
         ("gap", 3e-4),
+        ("gap-linear", 8e-4),
+        ("gap-linear", 3e-4),
     }
+    heads = {point.labels["kind"]: point.config.model.representation_size for point in head.variants("paper")}
+    assert heads == {"token": 768, "gap": 768, "gap-linear": None}
     assert {(p.labels["kind"], p.labels["at"]) for p in positions.variants("paper")} == set(positions.TABLE8)
 
 
@@ -491,8 +495,10 @@ def test_tables_and_panels() -> None:
     assert (len(curves), list(curves[0]["x"])) == (8, [10, 20])
     assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
     table = {("token", 8e-4): 0.6, ("gap", 8e-4): 0.5, ("gap", 3e-4): 0.59}  # the token has one rate, and loses nothing
+    table |= {("gap-linear", 8e-4): 0.4, ("gap-linear", 3e-4): 0.58}
     written = report("head", lambda p: table[str(p.labels["kind"]), float(p.labels["rate"])], scale="paper")
     assert measured(written)[1] == pytest.approx(0.09)
+    assert measured(written)[3] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

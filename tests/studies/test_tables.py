@@ -1,5 +1,6 @@
 """Tables 2 and 5: the paper's rows against its other tables, and finished runs laid out beside them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from vitlab.commands.study import Study
 from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.pipelines.vtab_table import printed_mean
+from vitlab.recipes import FINETUNE
+from vitlab.settings import to_dict
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.tables import TABLES, as_text, layout
 
@@ -25,14 +28,22 @@ def folder_of(path: Path, settings: dict[str, Any], result: dict[str, Any]) -> P
     return path
 
 
-def finetuned(path: Path, dataset: str, mean: float, sd: float | None = None, start: str = START) -> Path:
+def finetuned(
+    path: Path, dataset: str, mean: float, sd: float | None = None, start: str = START, **changes: Any
+) -> Path:
+    """A run by the recipe of Table 4, with `changes`."""
+    name = dataset.rpartition("/")[2]
+    config = {"imagenet": FINETUNE["imagenet"], "pets": FINETUNE["pets"]}.get(name, FINETUNE["flowers"])()
+    settings = to_dict(config) | {"data": {"name": dataset}, "start": start}
+    settings |= {"steps": 10_000} if name.startswith("cifar") else {}
     result = {"test": {"accuracy": 0.1}, "accuracy_mean": mean, "accuracy_sd": sd}
-    return folder_of(path, {"data": {"name": dataset}, "start": start}, result)
+    return folder_of(path, settings | changes, result)
 
 
-def vtab_run(path: Path, mean: float | None, select: bool = False) -> Path:
+def vtab_run(path: Path, mean: float | None, select: bool = False, **changes: Any) -> Path:
     result = {"mean": mean, "missing": {} if mean else {"dmlab": "no such file"}}
-    return folder_of(path, {"command": "vtab", "select": select}, result)
+    settings = to_dict(FINETUNE["vtab"]()) | {"command": "vtab", "select": select, "image_size": None} | changes
+    return folder_of(path, settings, result)
 
 
 def test_rows_of_the_paper_agree_with_its_other_tables() -> None:
@@ -61,11 +72,13 @@ def test_a_row_for_each_checkpoint(tmp_path: Path) -> None:
     first, second, third, *_ = table["rows"]
     assert first == {
         "model": "mine.npz", "": "here", "ImageNet": "", "ReaL": "", "CIFAR-10": "98.77±0.04", "CIFAR-100": "",
-        "Pets": "", "Flowers": "99.00", "VTAB": "70.00",
+        "Pets": "", "Flowers": "99.00", "VTAB": "70.00", "TPUv3-core-days": "",
     }  # fmt: skip
     assert (second["model"], second["CIFAR-10"], second["VTAB"]) == ("other.npz", "90.00", "")
     assert (third["model"], third[""], third["ReaL"]) == ("ViT-H/14, JFT", "paper", "90.72±0.05")
-    assert len(table["rows"]) == 2 + 4
+    assert len(table["rows"]) == 2 + 5
+    assert [row["TPUv3-core-days"] for row in table["rows"][2:]] == ["2.5k", "0.68k", "0.23k", "9.9k", "12.3k"]
+    assert table["rows"][-1]["ImageNet"] == "88.4/88.5*"
     lines = [" ".join(line.split()) for line in as_text(table).splitlines()]
     assert "mine.npz here 98.77±0.04 99.00 70.00" in lines
     assert lines[-1].startswith("Table 2: fine-tuned at 384 pixels")
@@ -91,6 +104,39 @@ def test_what_a_table_refuses(tmp_path: Path) -> None:
     (one / "result.json").write_text("{}")
     with pytest.raises(UserError, match="no finished run"):
         layout("table5", [one])
+
+
+def test_only_runs_of_the_protocol(tmp_path: Path) -> None:
+    """Those of Table 4, on ImageNet at the size and with the averaging of the table."""
+    tiny = to_dict(dataclasses.replace(FINETUNE["cifar10"]().model, image_size=16, patch_size=8))
+    short = finetuned(tmp_path / "short", "cifar10", 0.2333, steps=2, model=tiny)
+    with pytest.raises(UserError, match=r"steps is 2, not 10000; image_size is 16, not 384.*--recipe cifar10`"):
+        layout("table5", [short])
+    vit = dataclasses.replace(FINETUNE["cifar10"]().model, patch_size=14, image_size=392)
+    layout("table5", [finetuned(tmp_path / "h14", "cifar10", 0.9, model=to_dict(vit))])
+    at_512 = finetuned(tmp_path / "imagenet", "imagenet", 0.8)
+    layout("table2", [at_512])
+    with pytest.raises(UserError, match=r"image_size is 512, not 384.*--image-size 384 --average-decay None`"):
+        layout("table5", [at_512])
+    with pytest.raises(UserError, match=r"steps is 5, not 2500.*`vitlab vtab CHECKPOINT`"):
+        layout("table2", [vtab_run(tmp_path / "vtab", 0.7, steps=5)])
+
+
+def test_the_column_of_real(tmp_path: Path) -> None:
+    """What `evaluate --json` prints for the model of an ImageNet run."""
+    run, file = finetuned(tmp_path / "imagenet", "imagenet", 0.85), tmp_path / "real.json"
+    record = {"checkpoint": str(run), "dataset": "imagenet_real", "split": "test", "accuracy": 0.9054, "images": 46_837}
+    file.write_text(json.dumps(record))
+    row = layout("table2", [run, file])["rows"][0]
+    assert (row["model"], row["ImageNet"], row["ReaL"]) == ("mine.npz", "85.00", "90.54")
+    for changes, message in (
+        ({"dataset": None}, "is not what `vitlab evaluate RUN --dataset imagenet_real --json"),
+        ({"full_size": 46_837}, "a part of the test images"),
+        ({"checkpoint": str(tmp_path)}, "no finished run"),
+    ):
+        file.write_text(json.dumps(record | changes))
+        with pytest.raises(UserError, match=message):
+            layout("table2", [file])
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

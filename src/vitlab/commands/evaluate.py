@@ -44,7 +44,8 @@ class Evaluate:
             evaluation = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, self.options, **options, log=print_note, world=world
             )
-        print_result(evaluation.record(), self.json, evaluation.as_table())
+        source = {"checkpoint": self.checkpoint, "dataset": self.dataset, "split": self.split}
+        print_result(source | evaluation.record(), self.json, evaluation.as_table())
         return 0
 
 

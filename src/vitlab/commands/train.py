@@ -81,7 +81,8 @@ class Finetune:
     """Time for the whole job, such as 90s, 10m or 1h: image size, steps and sweep are chosen for it by a measurement
     on this machine."""
     recipe: str = "staged"
-    """One of `vitlab list recipes`; `staged` and `custom` are for any images and require --dataset."""
+    """One of `vitlab list recipes`; `staged`, `custom`, `bit` and `bit-small` are for any images and require
+    --dataset."""
     dataset: str | None = None
     """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files
     of a folder or table are skipped and listed (`--data.on-error raise` stops at them)."""
@@ -100,6 +101,7 @@ class Finetune:
         started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
         from vitlab.pipelines.finetune import default_workdir, sweep_and_finetune
+        from vitlab.recipes import FINETUNE
         from vitlab.train.distributed import init_distributed
 
         name = self.config.data.name
@@ -108,7 +110,7 @@ class Finetune:
                 f"the recipe {self.recipe} is for any images; give --dataset folder:PATH, csv:PATH, shards:PATH, "
                 f"hub:OWNER/NAME or a name of `vitlab list datasets`, or a --recipe with a data set, such as cifar10."
             )
-        any_images = self.recipe in ("staged", "custom")
+        any_images = not FINETUNE[self.recipe]().data.name
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}

@@ -41,8 +41,8 @@ class OptimConfig:
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     layer_decay: Fraction = 1.0
     """Learning rate of each block over that of the block after it; the head has `lr`, the embedding the lowest."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate changes after the warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "staircase"] = "cosine"
+    """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90 % of the steps."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     cooldown_steps: NonNegativeInt = 0

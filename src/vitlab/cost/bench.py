@@ -23,6 +23,7 @@ from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
 from vitlab.io import write_bytes
 from vitlab.models import ViTConfig, get_config, list_models
+from vitlab.models.image_size import nearest_image_size
 from vitlab.panels import Panel, Series
 from vitlab.train.memory import inference_bytes, rank_bytes
 from vitlab.train.microbatch import GIB, free_memory
@@ -51,13 +52,9 @@ def row_keys(models: Sequence[str], options: BenchOptions) -> list[Key]:
 
 
 def _valid_size(name: str, size: int) -> int:
-    """The size, or the nearest one that the model's patches divide (378 for 384 and ViT-H/14)."""
-    stride = config.stride if isinstance(config := get_config(name), ViTConfig) else 1
-    try:
-        get_config(name, image_size=size)
-    except ValueError:
-        return max(round(size / stride), 1) * stride
-    return size
+    """The size, or the next larger one that patches divide (392 for 384 and ViT-H/14), as in fine-tuning."""
+    config = get_config(name)
+    return nearest_image_size(size, config.patch_size, config.stem) if isinstance(config, ViTConfig) else size
 
 
 def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, Any]:

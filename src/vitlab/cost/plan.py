@@ -4,6 +4,7 @@ Nothing is read and nothing is trained. Memory is counted from the step itself (
 """
 
 import dataclasses
+import math
 import os
 import statistics
 from collections.abc import Mapping
@@ -91,7 +92,7 @@ def estimate(
         "mfu_source": source,
         "hours": seconds / 3600,
         "device_hours": count * seconds / 3600,
-        "tpuv3_core_days": core_days(exa),
+        "tpuv3_core_days": core_days(exa) | {"printed": _printed_core_days(model_name, exa)},
         "images_per_s": images_per_s,
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
@@ -131,6 +132,15 @@ def core_days(exa: float) -> dict[str, float]:
     work = sum(exaflops(config, IMAGES[config.data.name]) for config in runs)
     tflops = work * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
     return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
+
+
+def _printed_core_days(model_name: str | None, exa: float) -> int | None:
+    """What Table 2 prints for this run; None where it is none of that table."""
+    for recipe, model, days in TABLE2:
+        config = recipe(model)
+        if model == model_name and math.isclose(exa, exaflops(config, IMAGES[config.data.name]), rel_tol=1e-3):
+            return days
+    return None
 
 
 def _parse_mfu(mfu: str | None, precision: str) -> float:
@@ -207,7 +217,8 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
         "compute": f"{_short(cost['exaflops'])} exaFLOPs of training, as Table 6 counts",
         "time": f"{_short(hours)} hours ({hours / 24:.3g} days) of {cost['count']} {cost['device']} at "
         f"{cost['tflops']:.3g} TFLOP/s each ({mfu}); {_short(cost['device_hours'])} device-hours",
-        "in the paper": f"{_short(paper['days'])} TPUv3-core-days, at the {paper['tflops']:.1f} TFLOP/s of Table 2",
+        "TPUv3": f"{_short(paper['days'])} core-days, estimated at {paper['tflops']:.1f} TFLOP/s, the mean of Table 2"
+        + (f"; Table 2 prints {_short(paper['printed'])}" if paper["printed"] else ""),
         "data": f"{_short(cost['images_per_s'])} images/s; {_short(cost['bytes_per_s'] / 1e6)} MB/s at "
         f"{cost['image_kb']:g} kB per image",
         "checkpoint": f"{_short(cost['checkpoint_bytes'] / 1e6)} MB",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from vitlab.config import TrainConfig
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.image_size import ImageSize, nearest_image_size
@@ -42,7 +42,8 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
     model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has the settings of a ViT"
-        model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
+        hidden = model.representation_size if isinstance(config, FinetuneConfig) and config.keep_pre_logits else None
+        model = dataclasses.replace(model, representation_size=hidden, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     return dataclasses.replace(config, model=model)
@@ -55,10 +56,11 @@ def init_from_checkpoint(
 
     Position embeddings are interpolated, or drawn from `new_positions` except that of the class token.
     """
-    options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes}
+    options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes, "pre_logits": "drop"}
     if isinstance(config, ViTConfig):
+        options |= {"pre_logits": "keep"} if config.representation_size else {}
         options |= {"dropout": config.dropout, "interpolation": config.position_interpolation}
-    model = load_model(checkpoint, reset_head=True, pre_logits="drop", **options)
+    model = load_model(checkpoint, reset_head=True, **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:
         assert isinstance(config, ViTConfig), "`finetune` checks it"

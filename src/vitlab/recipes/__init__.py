@@ -30,6 +30,8 @@ FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "vtab": finetune.vtab,
     "staged": finetune.staged,
     "custom": finetune.custom,
+    "bit": finetune.bit,
+    "bit-small": finetune.bit_small,
     "tiny-digits": tiny.finetune_digits,
 }
 """Each returns the sweep and the run but for the model, which the checkpoint brings."""

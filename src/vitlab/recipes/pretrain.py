@@ -15,7 +15,7 @@ from collections.abc import Collection
 from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
-from vitlab.models.registry import get_config
+from vitlab.models.registry import get_config, list_models
 from vitlab.settings import nearest
 
 WARMUP_STEPS = 10_000
@@ -72,6 +72,7 @@ def imagenet21k(model: str = "ViT-B/16") -> TrainConfig:
 
 def imagenet(model: str = "ViT-B/16") -> TrainConfig:
     """ImageNet from scratch, any ViT: 300 epochs, strong decay, gradients clipped."""
+    _check_row(model, list_models("ViT-*"), "ImageNet")
     return TrainConfig(
         model=_model(model, num_classes=1000, dropout=0.1, head_bias=-6.9),
         data=_data("folder:imagenet"),

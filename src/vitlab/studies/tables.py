@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.io import find_corrupt_files
+from vitlab.io import find_corrupt_files, read_json
+from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.image_size import nearest_image_size
+from vitlab.recipes.finetune import TABLE4
+from vitlab.settings import from_dict
 
 NAMES = {
     "imagenet": "ImageNet",
@@ -22,6 +26,8 @@ NAMES = {
     "vtab": "VTAB",
 }
 """Data set -> its column."""
+BATCH_SIZE = 512
+CORE_DAYS = "TPUv3-core-days"
 
 
 class PaperTable(NamedTuple):
@@ -30,6 +36,8 @@ class PaperTable(NamedTuple):
     source: str
     columns: Sequence[str]
     rows: Mapping[str, Sequence[str]]
+    imagenet: Mapping[str, Any]
+    """Image size and Polyak averaging on ImageNet."""
 
 
 def _rows(text: str) -> dict[str, list[str]]:
@@ -41,13 +49,15 @@ def _rows(text: str) -> dict[str, list[str]]:
 TABLES = {
     "table2": PaperTable(
         "Table 2: fine-tuned at 384 pixels, on ImageNet at 512 (H/14: 518) with Polyak averaging; three runs",
-        ("ImageNet", "ReaL", "CIFAR-10", "CIFAR-100", "Pets", "Flowers", "VTAB"),
+        ("ImageNet", "ReaL", "CIFAR-10", "CIFAR-100", "Pets", "Flowers", "VTAB", CORE_DAYS),
         _rows("""
-            ViT-H/14, JFT: 88.55±0.04 90.72±0.05 99.50±0.06 94.55±0.04 97.56±0.03 99.68±0.02 77.63±0.23
-            ViT-L/16, JFT: 87.76±0.03 90.54±0.03 99.42±0.03 93.90±0.05 97.32±0.11 99.74±0.00 76.28±0.46
-            ViT-L/16, I21k: 85.30±0.02 88.62±0.05 99.15±0.03 93.25±0.05 94.67±0.15 99.61±0.02 72.72±0.21
-            BiT-L, R152x4: 87.54±0.02 90.54 99.37±0.06 93.51±0.08 96.62±0.23 99.63±0.03 76.29±1.70
+            ViT-H/14, JFT: 88.55±0.04 90.72±0.05 99.50±0.06 94.55±0.04 97.56±0.03 99.68±0.02 77.63±0.23 2.5k
+            ViT-L/16, JFT: 87.76±0.03 90.54±0.03 99.42±0.03 93.90±0.05 97.32±0.11 99.74±0.00 76.28±0.46 0.68k
+            ViT-L/16, I21k: 85.30±0.02 88.62±0.05 99.15±0.03 93.25±0.05 94.67±0.15 99.61±0.02 72.72±0.21 0.23k
+            BiT-L, R152x4: 87.54±0.02 90.54 99.37±0.06 93.51±0.08 96.62±0.23 99.63±0.03 76.29±1.70 9.9k
+            Noisy Student, EfficientNet-L2: 88.4/88.5* 90.55 - - - - - 12.3k
         """),
+        {"image_size": 512, "average_decay": 0.9999},
     ),
     "table5": PaperTable(
         "Table 5: fine-tuned at 384 pixels, without Polyak averaging",
@@ -68,6 +78,7 @@ TABLES = {
             ViT-L/32, JFT: 99.19 92.52 84.37 88.28 99.45 95.83
             ViT-H/14, JFT: 99.50 94.55 88.04 90.33 99.68 97.56
         """),
+        {"image_size": 384, "average_decay": None},
     ),
 }
 
@@ -75,19 +86,22 @@ TABLES = {
 def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
     """The table `name` with a row for each checkpoint of the finished runs in `folders`, then the paper's.
 
-    Each folder is that of a `vitlab finetune` or a `vitlab vtab`. Raises UserError for a folder without a result, for a
-    data set that the table has not, and for two results of the same checkpoint and data set.
+    Each folder is that of a `vitlab finetune` or a `vitlab vtab`. A file holds what `vitlab evaluate RUN --dataset
+    imagenet_real --json` prints, for the ReaL column. Raises UserError for a folder without a result, for a
+    data set that the table has not, for a run of another protocol than the table's, and for two results of the same
+    checkpoint and data set.
     """
     table = TABLES[name]
     ours: dict[str, dict[str, str]] = {}
     for folder in folders:
-        checkpoint, dataset, accuracy = _read(folder)
-        column = NAMES.get(dataset.rpartition("/")[2].rpartition(":")[2], dataset)
+        checkpoint, dataset, accuracy, run = _read_evaluation(folder) if folder.is_file() else _read(folder)
+        column = _column(dataset)
         if column not in table.columns:
             raise UserError(f"{folder} is of {dataset}; {name} has {', '.join(table.columns)}.")
         row = ours.setdefault(checkpoint, {})
         if column in row:
             raise UserError(f"{folder} is a second result of {checkpoint} on {column}; give one folder for each.")
+        _check_protocol(run, name)
         row[column] = accuracy
     printed = {model: dict(zip(table.columns, row, strict=True)) for model, row in table.rows.items()}
     rows = [{"model": model, "": "here", **row} for model, row in ours.items()]
@@ -95,8 +109,47 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
     return {"source": table.source, "rows": [dict.fromkeys(("model", "", *table.columns), "") | row for row in rows]}
 
 
-def _read(folder: Path) -> tuple[str, str, str]:
-    """Checkpoint, data set, and the accuracy of a finished run in percent with its deviation over runs."""
+def _column(dataset: str) -> str:
+    return NAMES.get(dataset.rpartition("/")[2].rpartition(":")[2], dataset)
+
+
+def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
+    """The same as `_read`, of what `evaluate --json` printed for the model of a run."""
+    record = read_json(file)
+    keys = ("checkpoint", "dataset", "split", "accuracy")
+    if not isinstance(record, dict) or not record.keys() >= {*keys} or not isinstance(record["dataset"], str):
+        raise UserError(f"{file} is not what `vitlab evaluate RUN --dataset imagenet_real --json > {file}` writes.")
+    if record["split"] != "test" or "full_size" in record:
+        raise UserError(f"{file} is of a part of the test images; the table has all of them.")
+    folder = Path(record["checkpoint"])
+    checkpoint, *_ = _read(folder)
+    return checkpoint, record["dataset"], f"{100 * record['accuracy']:.2f}", folder
+
+
+def _check_protocol(folder: Path, table: str) -> None:
+    """Raises UserError for a run that was not fine-tuned as those of the table (Table 4; `PaperTable.imagenet`)."""
+    settings = json.loads((folder / "config.json").read_bytes())
+    vtab = settings["command"] == "vtab"
+    column = "VTAB" if vtab else _column(settings["data"]["name"])
+    dataset = next(dataset for dataset, name in NAMES.items() if name == column)
+    steps = TABLE4["vtab:TASK" if vtab else dataset][2]
+    wanted: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
+    wanted |= TABLES[table].imagenet if dataset == "imagenet" else {}
+    model = from_dict(ModelConfig, settings["model"])
+    size = settings["image_size"] or 384 if vtab else model.image_size
+    found = {name: settings.get(name) for name in wanted} | {"image_size": size}
+    if isinstance(model, ViTConfig):
+        wanted["image_size"] = nearest_image_size(wanted["image_size"], model.patch_size, model.stem)
+    if wrong := [f"{name} is {found[name]}, not {value}" for name, value in wanted.items() if found[name] != value]:
+        recipe = "vtab" if vtab else {"flowers102": "flowers"}.get(dataset, dataset)
+        command = "vitlab vtab CHECKPOINT" if vtab else f"vitlab finetune CHECKPOINT --recipe {recipe}"
+        if dataset == "imagenet" and table == "table5":
+            command += " --image-size 384 --average-decay None"
+        raise UserError(f"{folder} is not of the protocol of {table}: {'; '.join(wrong)}. `{command}` is.")
+
+
+def _read(folder: Path) -> tuple[str, str, str, Path]:
+    """Checkpoint, data set, and the accuracy of a finished run in percent with its deviation over runs; the folder."""
     files = ("config.json", "result.json")
     if not all((folder / file).is_file() for file in files) or find_corrupt_files(folder, files):
         raise UserError(f"{folder} has no finished run; give folders of `vitlab finetune` or `vitlab vtab`.")
@@ -107,11 +160,11 @@ def _read(folder: Path) -> tuple[str, str, str]:
             raise UserError(f"{folder} was scored on the 200 images of --select; the table has the test parts.")
         if result["mean"] is None:
             raise UserError(f"{folder} has no mean of the 19 tasks of VTAB: {len(result['missing'])} are missing.")
-        return checkpoint, "vtab", f"{100 * result['mean']:.2f}"
+        return checkpoint, "vtab", f"{100 * result['mean']:.2f}", folder
     if settings["command"] != "finetune":
         raise UserError(f"{folder} is a run of `vitlab {settings['command']}`; give runs of finetune or vtab.")
     mean, sd = result.get("accuracy_mean", result["test"]["accuracy"]), result.get("accuracy_sd")
-    return checkpoint, settings["data"]["name"], f"{100 * mean:.2f}" + (f"±{100 * sd:.2f}" if sd else "")
+    return checkpoint, settings["data"]["name"], f"{100 * mean:.2f}" + (f"±{100 * sd:.2f}" if sd else ""), folder
 
 
 def as_text(table: Mapping[str, Any]) -> str:

@@ -16,6 +16,8 @@ from vitlab.config import OptimConfig
 from vitlab.models.blocks import parameter_depths
 from vitlab.train.parallel import full_tensor, is_sharded, local_shard
 
+STAIRS = (0.3, 0.6, 0.9)
+
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     """The rate of the update that follows `step` others: a pure function, so that a resumed run needs no state.
@@ -31,6 +33,8 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
             rate = config.end_lr + (config.lr - config.end_lr) * (1.0 - progress)
         case "constant":
             rate = config.lr
+        case "staircase":  # after the step that ends a stair, as in BiT's code
+            rate = config.lr * 0.1 ** sum(step > fraction * total_steps for fraction in STAIRS)
     if warmup:
         rate *= min(1.0, step / warmup)
     if config.cooldown_steps:
