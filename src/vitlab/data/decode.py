@@ -4,6 +4,8 @@ Pillow reads every format. Plain JPEGs, as nearly all photographs are, are decod
 (simplejpeg): the same pixels in less time, and only as many rows as a crop needs.
 """
 
+import functools
+import importlib.util
 import io
 import struct
 import zlib
@@ -14,12 +16,19 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
+from vitlab.data.limits import (
+    MAX_IMAGE_BYTES,
+    MAX_PIXELS,
+    MAX_PPM_HEADER,
+    content_refusal,
+    overlapping_tags,
+    size_refusal,
+)
 from vitlab.errors import UserError, quoted
-from vitlab.io import open_regular
+from vitlab.io import open_regular, read_regular
 
-MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused, as by Pillow
 # No others: Pillow also has formats that run other programs.
-IMAGE_FORMATS = {
+_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "WEBP": (".webp",),
@@ -28,10 +37,17 @@ IMAGE_FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm"),
     "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif", ".hif"),
 }
+_DECODERS = {"AVIF": "PIL._avif", "HEIF": "pillow_heif"}
+IMAGE_FORMATS = {f: s for f, s in _FORMATS.items() if f not in _DECODERS or importlib.util.find_spec(_DECODERS[f])}
+"""Name -> suffixes of the formats that can be read here: AVIF and HEIF (HEIC) where their decoders are installed."""
+UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS for s in _FORMATS[name])
+"""Those of the formats whose decoder is not installed; `INSTALL` says how to."""
+INSTALL = "to read HEIC install vitlab[heif], for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-_BITS, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274
+_BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
 _CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
@@ -63,8 +79,10 @@ def decode_image(data: bytes | Path, *, path: str = "<bytes>") -> np.ndarray:
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
-    """`size` bytes of a regular file, by default all. Raises `ImageError`."""
+    """`size` bytes of a regular file from `offset` on, by default all. Raises `ImageError`."""
     try:
+        if size < 0:
+            return read_regular(path, MAX_IMAGE_BYTES)[offset:]
         with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
@@ -72,14 +90,21 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
         raise ImageError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def _decode_with_pillow(data: bytes, path: str, shrink: int = 1) -> np.ndarray:
     """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
+    if refusal := content_refusal(data):
+        raise ImageError(path, refusal)
+    _register_plugins()
     try:
+        if data[:1] == b"P":  # Pillow reads the header of a PPM byte by byte, and a comment may be of any length
+            Image.open(io.BytesIO(data[:MAX_PPM_HEADER]), formats=("PPM",)).close()
         with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
-            if image.width * image.height > max_pixels:
-                raise ImageError(path, f"{image.width} x {image.height} pixels, more than the {max_pixels:,} allowed")
+            tags = getattr(image, "tag_v2", {})
+            tile = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)  # of a TIFF: decoded as a whole
+            if refusal := size_refusal(*image.size, len(data)) or size_refusal(*tile, len(data)):
+                raise ImageError(path, refusal)
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
@@ -87,11 +112,19 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
-        raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
+        hint = f"; {INSTALL}" if data[4:8] == b"ftyp" and UNREADABLE_SUFFIXES else ""
+        raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)}){hint}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"more than the {max_pixels:,} pixels allowed: {error}") from None
+        raise ImageError(path, f"more than the {MAX_PIXELS:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
+
+
+@functools.cache
+def _register_plugins() -> None:
+    """Lets Pillow read HEIC where the plugin is installed."""
+    if "HEIF" in IMAGE_FORMATS:
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def to_array(image: Image.Image, path: str) -> np.ndarray:
@@ -106,6 +139,9 @@ def _upright(image: Image.Image) -> Image.Image:
     if not image.info:  # saves a third of the time of a small PNG
         return image
     try:
+        profile = image.info.get("Raw profile type exif", "")  # in hexadecimal, of a PNG by ImageMagick
+        if overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
+            return image
         return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except _EXIF_ERRORS:
         return image
@@ -157,21 +193,22 @@ class Jpeg(NamedTuple):
             simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=pixels)
         except ValueError as error:
             if height == self.height or "extraneous bytes before marker" not in str(error):  # the other rows
-                pixels = _decode_with_pillow(self.data, self.path, shrink, self.height * self.width)
+                del pixels  # Pillow needs the memory
+                pixels = _decode_with_pillow(self.data, self.path, shrink)
         return pixels[: -(-count // shrink)]
 
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:
     """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
-    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or content_refusal(data):
         return None
     try:
         *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
-    plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= MAX_PIXELS
-    return Jpeg(data, path, height, width) if plain else None
+    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not size_refusal(width, height, len(data))
+    return Jpeg(data, path, height, width) if plain and _is_upright(data) else None
 
 
 def _is_upright(jpeg: bytes) -> bool:
