@@ -17,6 +17,8 @@ Pixels = Annotated[int, Ge(1), Le(2**16)]
 """The side of an image."""
 Size = Pixels | tuple[Pixels, Pixels]
 """The side of a square, or (height, width)."""
+MAX_ZOOM = 16
+"""The largest `resize`, in sides of the image that is cut from it."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
 
 
@@ -60,6 +62,11 @@ class Preprocessing:
             raise UserError(
                 f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
                 f"from it"
+            )
+        if self.resize is not None and cropped and self.resize > MAX_ZOOM * min(cropped):
+            raise UserError(
+                f"resize={self.resize} is more than {MAX_ZOOM} times image_size={self.crop_size or self.image_size}: "
+                f"nearly nothing of an image would be left. Give a smaller one."
             )
         if self.crop_size is not None and (not sides or self.is_google or any(map(int.__lt__, cropped, sides))):
             raise UserError(
