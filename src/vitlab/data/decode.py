@@ -47,6 +47,8 @@ UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS fo
 INSTALL = "to read HEIC install vitlab[heif], for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
+Levels = tuple[int, int]
+"""The values of an image file that are black and white."""
 _BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
@@ -65,17 +67,18 @@ class ImageError(UserError):
         return f"cannot read the image {quoted(self.path)}: {self.reason}"
 
 
-def decode_image(data: bytes | Path, *, path: str = "<bytes>") -> np.ndarray:
+def decode_image(data: bytes | Path, *, path: str = "<bytes>", levels: Levels | None = None) -> np.ndarray:
     """Encoded image -> uint8 [H, W, 3] RGB. Raises `ImageError`, which names the image by `path`.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit gray is scaled to 8 bits, gray and CMYK become
-    RGB, and of an animation the first frame is taken.
+    RGB, and of an animation the first frame is taken. levels: the file's values that become black and white, which
+    floating-point and 32-bit gray require; others are clipped.
     """
     if isinstance(data, Path):
         path, data = str(data), read_bytes(str(data))
     if jpeg := plain_jpeg(data, path=path):
-        return jpeg.rows(jpeg.height)
-    return _decode_with_pillow(data, path)
+        return stretch(jpeg.rows(jpeg.height), levels, path)
+    return _decode_with_pillow(data, path, levels=levels)
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
@@ -90,7 +93,7 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
         raise ImageError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _decode_with_pillow(data: bytes, path: str, shrink: int = 1) -> np.ndarray:
+def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels | None = None) -> np.ndarray:
     """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
@@ -108,7 +111,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1) -> np.ndarray:
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
-            return to_array(image, path)
+            return to_array(image, path, levels)
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
@@ -127,11 +130,29 @@ def _register_plugins() -> None:
         importlib.import_module("pillow_heif").register_heif_opener()
 
 
-def to_array(image: Image.Image, path: str) -> np.ndarray:
+def to_array(image: Image.Image, path: str, levels: Levels | None = None) -> np.ndarray:
     """An opened image -> uint8 [H, W, 3], converted as by `decode_image`. Raises `ImageError`, which names `path`."""
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     top = 4095 if tags.get(_BITS) == (12,) else 65535
-    return np.array(_to_rgb(_upright(image), path, top, inverted=tags.get(_PHOTOMETRIC) == 0))
+    if is_deep(image):
+        return np.array(_gray_to_rgb(_upright(image), path, top, tags.get(_PHOTOMETRIC) == 0, levels))
+    return stretch(np.array(_to_rgb(_upright(image))), levels, path)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether it is gray of more than 8 bits: F, I, I;16, I;16B."""
+    return image.mode[0] in "FI"
+
+
+def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
+    """uint8 pixels with black and white at `levels`. Raises `ImageError` where these are of more bits."""
+    if levels is None:
+        return pixels
+    low, high = levels
+    if high > 255:
+        raise ImageError(path, f"8 bits a channel (color has no more), and data.range {low} {high} is of 16-bit gray")
+    table = (255 * (np.arange(256) - low).clip(0, high - low) + (high - low) // 2) // (high - low)
+    return table.astype(np.uint8)[pixels]
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -147,15 +168,24 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _to_rgb(image: Image.Image, path: str, top: int, inverted: bool) -> Image.Image:
-    """top: the white of more than 8 bits of gray, or the black where they are `inverted`."""
-    if image.mode[0] in "FI":  # F, I, I;16, I;16B: Pillow's conversion clips these instead of scaling
-        gray = np.asarray(image)
-        if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top:
-            raise ImageError(path, "floating-point or 32-bit gray values have no agreed range: store 8 or 16 bits")
-        gray = np.where(gray == image.info.get("transparency", -1), top, gray).astype(np.int64)
-        gray = (255 * (top - gray if inverted else gray) + top // 2) // top
-        return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+def _gray_to_rgb(image: Image.Image, path: str, top: int, inverted: bool, levels: Levels | None) -> Image.Image:
+    """More than 8 bits, which Pillow would clip instead of scaling. top: white, or black where they are `inverted`."""
+    gray = np.asarray(image)
+    if levels is None and (gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top):
+        raise ImageError(
+            path, "floating-point or 32-bit gray values have no agreed range: give data.range, or store 8 or 16 bits"
+        )
+    if gray.dtype.kind == "f" and not np.isfinite(gray).all():
+        raise ImageError(path, "it has values that are not finite")
+    low, high = levels or (0, top)
+    gray = np.where(gray == image.info.get("transparency", -1), top, gray)
+    gray = gray.astype(np.float64 if gray.dtype.kind == "f" else np.int64)
+    gray = (high - gray if inverted else gray - low).clip(0, high - low)
+    gray = (255 * gray + (high - low) // 2) // (high - low)
+    return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
@@ -245,18 +275,18 @@ class Entry(NamedTuple):
         """The encoded image. Raises `ImageError`."""
         return read_bytes(self.file, self.offset, self.size)
 
-    def read(self) -> np.ndarray:
+    def read(self, levels: Levels | None = None) -> np.ndarray:
         """The decoded image, uint8 [H, W, 3]. Raises `ImageError`."""
-        image = decode_image(self.data(), path=self.path)
+        image = decode_image(self.data(), path=self.path, levels=levels)
         if not self.edge:
             return image
         if min(image.shape[:2]) <= 2 * self.edge:
             raise ImageError(self.path, f"{image.shape[1]} x {image.shape[0]} pixels are nothing but edge")
         return image[self.edge : -self.edge, self.edge : -self.edge]
 
-    def open(self) -> np.ndarray | Jpeg:
+    def open(self, levels: Levels | None = None) -> np.ndarray | Jpeg:
         """As `read`, but a plain JPEG stays encoded, for a crop to decode its rows."""
-        if self.edge or type(self).read is not Entry.read:
-            return self.read()
+        if self.edge or levels is not None or type(self).read is not Entry.read:
+            return self.read(levels)
         data = self.data()
         return plain_jpeg(data, path=self.path) or decode_image(data, path=self.path)

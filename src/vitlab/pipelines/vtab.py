@@ -57,6 +57,8 @@ def vtab(
     call resumes an interrupted one. Raises UserError for unknown tasks and missing data.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
+    if config.data.range is not None:
+        raise UserError(f"data.range {config.data.range} is for your own images; VTAB's have 8 bits: leave it out.")
     _check_tasks(names, config.data)
     world.check_batch_size(config.batch_size)
     execution = Execution(choose_device(world.device(device)), tensorboard, world)

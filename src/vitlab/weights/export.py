@@ -90,7 +90,9 @@ def export_checkpoint(
 def _metadata(config: ModelConfig, loaded: Checkpoint, preprocessing: Preprocessing | None) -> dict[str, str]:
     """What a file says of itself, as JSON: the checkpoint's metadata, and how its images are given."""
     half = (0.5,) * config.in_chans
-    images = {"image_size": config.image_hw, "value_range": (0, 255) if preprocessing else (-1.0, 1.0)}
+    images = {"image_size": config.image_hw, "value_range": (-1.0, 1.0)}
+    if preprocessing:
+        images["value_range"] = preprocessing.range or (0, 255)
     extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
     return {key: to_json(value) for key, value in {**extra, **images, "mean": half, "std": half}.items()}
 

@@ -34,7 +34,8 @@ def check_expressible(how: Preprocessing) -> None:
 
 def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: int) -> str:
     """An ONNX model in text form: uint8 `images` [batch, height, width, 3] to float32 [batch, 3, H, W] in [-1, 1],
-    resized and cropped to `image_hw` as `EvalTransform` does. `how` has passed `check_expressible`."""
+    resized and cropped to `image_hw` as `EvalTransform` does; from int32 `images`, the values in a file, where the
+    checkpoint has a range of them. `how` has passed `check_expressible`."""
     (h, w), crop = image_hw, pair(how.crop_size or image_hw)
     if how.resize is None:
         full = f"full = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()"
@@ -51,10 +52,29 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
           halved = Mul (rest_float, half)
           rounded = {rounding} (halved)
           start = Cast <to = 7> (rounded)""".format(rounding="Round" if how.crop_offset == "round" else "Floor")
+    kinds, levels = "uint8", "gray_levels = Identity (images)"
+    if how.range is not None:
+        low, high = how.range
+        kinds, levels = (
+            "int32",
+            f"""black = Constant <value_int = {low}> ()
+          span = Constant <value_int = {high - low}> ()
+          none = Constant <value_int = 0> ()
+          most = Constant <value_int = 255> ()
+          round_up = Constant <value_int = {(high - low) // 2}> ()
+          long = Cast <to = 7> (images)
+          above = Sub (long, black)
+          inside = Clip (above, none, span)
+          scaled_up = Mul (inside, most)
+          half_up = Add (scaled_up, round_up)
+          whole_levels = Div (half_up, span)
+          gray_levels = Cast <to = 2> (whole_levels)""",
+        )
     kind = f"{MODES[how.interpolation]}, antialias = {int(how.antialias)}, exclude_outside = {int(how.antialias)}"
     return f"""<ir_version: 10, opset_import: ["" : {opset}]>
-        preprocessing (uint8[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
-          planes = Transpose <perm = [0, 3, 1, 2]> (images)
+        preprocessing ({kinds}[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
+          {levels}
+          planes = Transpose <perm = [0, 3, 1, 2]> (gray_levels)
           pixels = Cast <to = {2 if how.antialias else 1}> (planes)
           {full}
           batch = Shape <start = 0, end = 2> (planes)
@@ -76,7 +96,8 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
 
 
 def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: tuple[int, int]) -> None:
-    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes uint8 images."""
+    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes uint8 images, or the
+    int32 levels of a file where the checkpoint has a range of them."""
     import onnx_ir
 
     graph = model.graph
