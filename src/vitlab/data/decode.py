@@ -151,8 +151,14 @@ def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
     low, high = levels
     if high > 255:
         raise ImageError(path, f"8 bits a channel (color has no more), and data.range {low} {high} is of 16-bit gray")
-    table = (255 * (np.arange(256) - low).clip(0, high - low) + (high - low) // 2) // (high - low)
-    return table.astype(np.uint8)[pixels]
+    return scale(np.arange(256), low, high)[pixels]
+
+
+def scale(values: np.ndarray, low: int, high: int, inverted: bool = False) -> np.ndarray:
+    """Values as uint8: `low` as 0 and `high` as 255, or with `inverted` the other way round; others are clipped."""
+    values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    values = (high - values if inverted else values - low).clip(0, high - low)
+    return ((255 * values + (high - low) // 2) // (high - low)).astype(np.uint8)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -179,10 +185,7 @@ def _gray_to_rgb(image: Image.Image, path: str, top: int, inverted: bool, levels
         raise ImageError(path, "it has values that are not finite")
     low, high = levels or (0, top)
     gray = np.where(gray == image.info.get("transparency", -1), top, gray)
-    gray = gray.astype(np.float64 if gray.dtype.kind == "f" else np.int64)
-    gray = (high - gray if inverted else gray - low).clip(0, high - low)
-    gray = (255 * gray + (high - low) // 2) // (high - low)
-    return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+    return Image.fromarray(scale(gray, low, high, inverted)).convert("RGB")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vitlab.data.decode import scale
 from vitlab.data.transforms import EvalTransform, pair
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
@@ -52,12 +53,11 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
           halved = Mul (rest_float, half)
           rounded = {rounding} (halved)
           start = Cast <to = 7> (rounded)""".format(rounding="Round" if how.crop_offset == "round" else "Floor")
-    kinds, levels = "uint8", "gray_levels = Identity (images)"
+    kind, given, levels = "uint8", "images", ""
     if how.range is not None:
         low, high = how.range
-        kinds, levels = (
-            "int32",
-            f"""black = Constant <value_int = {low}> ()
+        kind, given = "int32", "gray_levels"
+        levels = f"""black = Constant <value_int = {low}> ()
           span = Constant <value_int = {high - low}> ()
           none = Constant <value_int = 0> ()
           most = Constant <value_int = 255> ()
@@ -68,18 +68,17 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
           scaled_up = Mul (inside, most)
           half_up = Add (scaled_up, round_up)
           whole_levels = Div (half_up, span)
-          gray_levels = Cast <to = 2> (whole_levels)""",
-        )
-    kind = f"{MODES[how.interpolation]}, antialias = {int(how.antialias)}, exclude_outside = {int(how.antialias)}"
+          gray_levels = Cast <to = 2> (whole_levels)"""
+    resize = f"{MODES[how.interpolation]}, antialias = {int(how.antialias)}, exclude_outside = {int(how.antialias)}"
     return f"""<ir_version: 10, opset_import: ["" : {opset}]>
-        preprocessing ({kinds}[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
+        preprocessing ({kind}[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
           {levels}
-          planes = Transpose <perm = [0, 3, 1, 2]> (gray_levels)
+          planes = Transpose <perm = [0, 3, 1, 2]> ({given})
           pixels = Cast <to = {2 if how.antialias else 1}> (planes)
           {full}
           batch = Shape <start = 0, end = 2> (planes)
           sizes = Concat <axis = 0> (batch, full)
-          resized = Resize <{kind}> (pixels, , , sizes)
+          resized = Resize <{resize}> (pixels, , , sizes)
           crop = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()
           rest = Sub (full, crop)
           {halve}
@@ -114,8 +113,8 @@ def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: 
 
 
 def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[str, Any]:
-    """`batches` and `prepare` for `check_parity`: random uint8 images that are cropped and not resized, so that the
-    rounding of gray levels has no part in a difference."""
+    """`batches` and `prepare` for `check_parity`: random images, uint8 or a file's int32 values, that are cropped and
+    not resized, so that the rounding of gray levels has no part in a difference."""
     height, width = pair(how.crop_size or image_hw)
     if how.resize:
         height, width = how.resize, how.resize * (2 if how.keep_aspect else 1)
@@ -124,4 +123,9 @@ def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[s
         torch.randint(256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
         for batch in PARITY_BATCHES
     ]
-    return {"batches": batches, "prepare": EvalTransform(image_hw, how).apply}
+    prepare = EvalTransform(image_hw, how).apply
+    if how.range is None:
+        return {"batches": batches, "prepare": prepare}
+    low, high = how.range
+    values = [(low + (batch.long() - 16) * (high - low) // 224).int() for batch in batches]  # some are outside
+    return {"batches": values, "prepare": lambda images: prepare(torch.from_numpy(scale(images.numpy(), low, high)))}
