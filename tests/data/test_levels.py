@@ -45,7 +45,7 @@ def test_a_range_of_16_bits_is_not_of_8(tmp_path: Path) -> None:
     for read in (Entry.read, Entry.open):
         with pytest.raises(ImageError, match=r"8 bits a channel.*40 4095"):
             read(Entry(str(tmp_path / "x.jpg")), (40, 4095))
-    with pytest.raises(UserError, match="is for images in files"):
+    with pytest.raises(UserError, match="is for files"):
         load_dataset("digits", "train", levels=(40, 100))
 
 

@@ -106,8 +106,7 @@ def load_dataset(
     part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so
     that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
-    levels: values in the files that are black and white.
+    partial: images of the test split of `imagenet` and `imagenet_real` may be missing (`Dataset.full_size`). levels: as there.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -137,9 +136,14 @@ def load_dataset(
         dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
     if custom:
         _warn_of_small_classes(dataset)
+    return _with_levels(dataset, levels).in_memory(on_error)
+
+
+def _with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
+    """Raises UserError where the images are not in files."""
     if levels is not None and dataset.pixels is not None:
-        raise UserError(f"data.range {levels[0]} {levels[1]} is for images in files, and {quoted(name)} has none.")
-    return dataclasses.replace(dataset, levels=levels).in_memory(on_error)
+        raise UserError(f"data.range {levels[0]} {levels[1]} is for files, and {quoted(dataset.name)} has none.")
+    return dataclasses.replace(dataset, levels=levels)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from vitlab.data.decode import scale
 from vitlab.data.transforms import EvalTransform, pair
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
@@ -128,4 +127,9 @@ def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[s
         return {"batches": batches, "prepare": prepare}
     low, high = how.range
     values = [(low + (batch.long() - 16) * (high - low) // 224).int() for batch in batches]  # some are outside
-    return {"batches": values, "prepare": lambda images: prepare(torch.from_numpy(scale(images.numpy(), low, high)))}
+
+    def prepare_values(images: torch.Tensor) -> torch.Tensor:  # as `decode_image` scales them
+        above = (images.long() - low).clamp(0, high - low)
+        return prepare(((255 * above + (high - low) // 2) // (high - low)).to(torch.uint8))
+
+    return {"batches": values, "prepare": prepare_values}
