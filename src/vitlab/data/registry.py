@@ -106,7 +106,7 @@ def load_dataset(
     part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so
     that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing (`Dataset.full_size`). levels: as there.
+    partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
