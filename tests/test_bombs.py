@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from image_files import encode
 from PIL import Image
 from safetensors.numpy import save_file
 
 from vitlab import weights
+from vitlab.data.decode import Entry, decode_image
 from vitlab.data.exclude import read_exclusion
 from vitlab.data.registry import load_dataset
 from vitlab.data.shard_index import File, read_index
@@ -78,7 +80,8 @@ def _measure(job: Callable[[], Any], pipe: Any) -> None:
 
 def check(job: Callable[[], Any], message: str) -> None:
     ended = run_limited(job)
-    assert (ended.kind, message in ended.message) == ("UserError", True), ended
+    assert ended.kind in ("UserError", "ImageError"), ended
+    assert message in ended.message, ended
     assert ended.seconds < SECONDS, ended
     assert ended.megabytes < MEGABYTES, ended
 
@@ -126,6 +129,17 @@ def with_settings(**settings: Any) -> Damage:
     def damage(folder: Path) -> None:
         card = json.loads((folder / "config.json").read_text())
         card["model"] |= settings
+        (folder / "config.json").write_text(json.dumps(card))
+
+    return damage
+
+
+def with_extra(**metadata: Any) -> Damage:
+    """Changes the metadata in a config.json."""
+
+    def damage(folder: Path) -> None:
+        card = json.loads((folder / "config.json").read_text())
+        card["extra"] |= metadata
         (folder / "config.json").write_text(json.dumps(card))
 
     return damage
@@ -218,6 +232,116 @@ def test_no_checkpoint_is_read_from_a_pipe(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     check(lambda: weights.load_model(tmp_path / name.split("/")[0]), "only regular files")
+
+
+def test_preprocessing_of_a_large_image(tmp_path: Path) -> None:
+    weights.save_model(build_model(dataclasses.replace(SMALL, width=192)), tmp_path / "model")
+    for preprocessing, message in (
+        ({"image_size": 8192}, "makes 1,048,576 patches"),
+        ({"image_size": 16, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 16 times"),
+    ):
+        damage = with_extra(preprocessing=preprocessing)
+        damage(tmp_path / "model")
+        check(lambda: weights.load_checkpoint(tmp_path / "model"), message)
+
+
+# Images
+
+
+def chunks(*parts: tuple[bytes, bytes]) -> bytes:
+    """Chunks of a PNG: kind and content."""
+    return b"".join(struct.pack(">I", len(d)) + kind + d + zlib.crc32(kind + d).to_bytes(4, "big") for kind, d in parts)
+
+
+def png(width: int, height: int, *parts: tuple[bytes, bytes]) -> bytes:
+    """A PNG of gray that claims so many pixels and has nine bytes of them."""
+    header, pixels = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0), zlib.compress(bytes(9))
+    return b"\x89PNG\r\n\x1a\n" + chunks((b"IHDR", header), *parts, (b"IDAT", pixels), (b"IEND", b""))
+
+
+def tags(entries: list[tuple[int, int, int, int]], content: bytes = b"") -> bytes:
+    """A TIFF, or an EXIF block, with its content from byte 8 on: tag, type, number of values, value or offset."""
+    rows = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    return (
+        struct.pack("<2sHI", b"II", 42, 8 + len(content)) + content + struct.pack("<H", len(entries)) + rows + bytes(4)
+    )
+
+
+def tiff(width: int, height: int, *more: tuple[int, int, int, int], compression: int = 1) -> bytes:
+    single = {256: width, 257: height, 258: 8, 259: compression, 262: 1, 273: 8, 277: 1, 278: height, 279: 300_000}
+    return tags([*((tag, 4, 1, value) for tag, value in single.items()), *more], bytes(300_000))
+
+
+def jpeg(width: int, height: int, **options: Any) -> bytes:
+    """A JPEG of 16 x 16 pixels that claims others."""
+    data = encode(np.zeros((16, 16, 3), np.uint8), "JPEG", **options)
+    start = data.find(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0") + 5
+    return data[:start] + struct.pack(">HH", height, width) + data[start + 4 :]
+
+
+def scans(count: int, side: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    data = encode(Image.new("L", (side, side), 77), "JPEG", progressive=True)
+    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * count + data[-2:]
+
+
+def exif(data: bytes, block: bytes) -> bytes:
+    """The JPEG with an EXIF block, in as many segments as it takes."""
+    parts = [b"Exif\0\0" + block[i : i + 60_000] for i in range(0, len(block), 60_000)]
+    return data[:2] + b"".join(b"\xff\xe1" + struct.pack(">H", 2 + len(p)) + p for p in parts) + data[2:]
+
+
+def gif(width: int, height: int) -> bytes:
+    frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\2\2\x44\1\0\x3b"
+    return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6) + frame
+
+
+OVERLAPPING = [(400 + i, 7, 200_000, 8) for i in range(10_000)]
+SIDE = 9459  # squared, nearly as many pixels as are allowed
+IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "strip": (lambda: png(1, 89_478_485), "a side has at most 65,536"),
+    "jpeg": (lambda: jpeg(SIDE, SIDE), "pixels in 631 bytes"),
+    "progressive": (lambda: jpeg(SIDE, SIDE, progressive=True), "pixels in"),
+    "webp": (lambda: encode(Image.new("RGB", (5000, 5000)), "WEBP", lossless=True, method=0), "pixels in"),
+    "frame of a gif": (lambda: gif(SIDE, SIDE), "pixels in 35 bytes"),
+    "tiles": (lambda: tiff(9, 9, (322, 4, 1, 30_000), (323, 4, 1, 30_000), compression=5), "30000 x 30000 pixels"),
+    "scans": (lambda: scans(3000, 1000), "3,006 scans"),
+    "comment": (lambda: b"P6\n#" + b"x" * 50_000_000 + b"\n1 1\n255\n\0\0\0", "Reached EOF while reading header"),
+    "comments": (lambda: b"P3\n1 1\n255\n" + b"#\n" * 2_000_000 + b"1 1 1", "more than 100 comments"),
+    "chunks": (lambda: png(1, 1, (b"teXt", b"")) + chunks((b"teXt", b"")) * 1_000_000, "more than 131,072 chunks"),
+    "tags": (lambda: tiff(1, 1, *OVERLAPPING), "its tags claim many times"),
+    "exif": (lambda: exif(jpeg(16, 16), tags(OVERLAPPING, bytes(200_000))), "its tags claim many times"),
+}
+
+
+@pytest.mark.parametrize(("create", "message"), IMAGES.values(), ids=IMAGES)
+def test_image(tmp_path: Path, create: Callable[[], bytes], message: str) -> None:
+    """Whatever reads it: a file, or a member of a tar."""
+    data = create()
+    check(lambda: decode_image(data), message)
+    entry, size = tmp_path / "x.tar", len(data)
+    entry.write_bytes(bytes(512) + data)
+    check(lambda: Entry(str(entry), "x.jpg", 512, size).open(), message)
+
+
+def test_tags_that_are_ignored() -> None:
+    """As any invalid EXIF block of a PNG is."""
+    data = png(1, 1, (b"eXIf", tags(OVERLAPPING, bytes(200_000))))
+
+    def read() -> None:
+        raise UserError(str(decode_image(data).shape))
+
+    check(read, "(1, 1, 3)")
+
+
+def test_a_large_image_without_content_is_read() -> None:
+    """As scans of empty pages are: one bit for a pixel, all of them white."""
+    assert decode_image(encode(Image.new("1", (5000, 4000), 1), "PNG")).shape == (4000, 5000, 3)
+
+
+def test_an_image_file_has_an_end(tmp_path: Path) -> None:
+    sparse(tmp_path / "x.png", 2**40)
+    check(lambda: decode_image(tmp_path / "x.png"), "1,099,511,627,776 bytes")
 
 
 # Data sets

@@ -17,6 +17,8 @@ Pixels = Annotated[int, Ge(1), Le(2**16)]
 """The side of an image."""
 Size = Pixels | tuple[Pixels, Pixels]
 """The side of a square, or (height, width)."""
+MAX_ZOOM = 16
+"""The largest `resize`, in sides of the image that is cut from it."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
 
 
@@ -51,15 +53,25 @@ class Preprocessing:
     divide an image leave out the rest."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    range: tuple[int, int] | None = None
+    """The values in an image file that are black and white, where these are not those of its type: applied where it is
+    decoded, before all others."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         sides = () if self.image_size is None else pair(self.image_size)
         cropped = sides if self.crop_size is None else pair(self.crop_size)
+        if self.range is not None:
+            check_range(self.range)
         if self.resize is not None and cropped and self.resize < max(cropped):
             raise UserError(
                 f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
                 f"from it"
+            )
+        if self.resize is not None and cropped and self.resize > MAX_ZOOM * min(cropped):
+            raise UserError(
+                f"resize={self.resize} is more than {MAX_ZOOM} times image_size={self.crop_size or self.image_size}: "
+                f"nearly nothing of an image would be left. Give a smaller one."
             )
         if self.crop_size is not None and (not sides or self.is_google or any(map(int.__lt__, cropped, sides))):
             raise UserError(
@@ -128,7 +140,9 @@ class Preprocessing:
     def with_resize(self, resize: int) -> "Preprocessing":
         """The same with the shorter side brought to `resize` and the center cropped."""
         if self.is_google:
-            return dataclasses.replace(self.google(self.image_size, resize), mean=self.mean, std=self.std)
+            return dataclasses.replace(
+                self.google(self.image_size, resize), mean=self.mean, std=self.std, range=self.range
+            )
         return dataclasses.replace(self, resize=resize, keep_aspect=True, crop_size=None)
 
     def to_metadata(self) -> dict[str, Any]:
@@ -149,10 +163,18 @@ class Preprocessing:
             done = f"resize {self.resize}{sides} ({how}), center crop {size}"
         if self.crop_size is not None and self.image_size is not None:
             done += ", of which the top left {}x{}".format(*pair(self.image_size))
+        if self.range is not None:
+            done += ", black at {} and white at {} of a file's values".format(*self.range)
         if self.mean is None or self.std is None:
             return done
         mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
         return f"{done}, mean ({mean}) and std ({std}) folded into the patch embedding"
+
+
+def check_range(levels: tuple[int, int]) -> None:
+    """Raises UserError unless black is below white."""
+    if not -(2**31) <= levels[0] < levels[1] < 2**31:
+        raise UserError(f"range is {levels[0]} {levels[1]}; give the value of black, then a higher one of white.")
 
 
 def pair(size: Size) -> tuple[int, int]:

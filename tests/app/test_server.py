@@ -225,6 +225,25 @@ def test_other_origins_paths_and_lengths_are_refused(address: str) -> None:
     assert request(address, "/inspect", "POST", b"", **{"Content-Length": str(2**40)})[0] == 413
 
 
+@pytest.mark.parametrize("head", [b"GET / HT", b"POST /inspect HTTP/1.0\r\nHost: %s\r\nContent-Length: 99\r\n\r\n"])
+def test_an_upload_that_drips_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
+    monkeypatch.setattr(server, "UPLOAD_SECONDS", 0.5)
+    host = address.rstrip("/").rpartition("//")[2]
+    start, received = time.monotonic(), b""
+    with socket.create_connection((HOST, int(host.rpartition(":")[2])), timeout=60) as client:
+        client.sendall(head.replace(b"%s", host.encode()))
+        client.settimeout(0.1)
+        while time.monotonic() - start < 20:
+            with contextlib.suppress(TimeoutError):
+                received += (part := client.recv(2**16))
+                if not part:
+                    break
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"x")
+    assert time.monotonic() - start < 10
+    assert head.startswith(b"GET") or b" 408 " in received
+
+
 def test_a_browser_that_leaves_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     with listen() as listening:
         for error in (BrokenPipeError("gone"), KeyError("a bug")):

@@ -40,6 +40,20 @@ def test_formats(kind: str) -> None:
     assert difference.mean() < 4 if kind in ("JPEG", "WEBP", "CMYK") else difference.max() == 0
 
 
+def test_heic_is_read_where_its_plugin_is() -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    difference = np.abs(decode_image(encode(GRADIENT, "HEIF", quality=95)).astype(int) - GRADIENT)
+    assert difference.mean() < 4
+    assert {".heic", ".avif"} <= decode.IMAGE_SUFFIXES
+
+
+def test_without_its_plugin_the_error_says_how_to_read_heic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "IMAGE_FORMATS", {"JPEG": (".jpg",)})
+    monkeypatch.setattr(decode, "UNREADABLE_SUFFIXES", frozenset({".heic"}))
+    with pytest.raises(ImageError, match=r"install 'vitlab\[heif\]"):
+        decode_image(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+
+
 def test_transparency_is_laid_over_white() -> None:
     image = decode_image(encode(np.full((5, 5, 4), (100, 0, 200, 128), np.uint8), "PNG"))
     np.testing.assert_allclose(image[0, 0], 255 + (np.array([100, 0, 200]) - 255) * 128 / 255, atol=1)

@@ -11,7 +11,7 @@ from peers import photographs
 
 from vitlab.data.transforms import EvalTransform, pair
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.onnx_preprocessing import check_expressible, preprocessing_graph
+from vitlab.weights.onnx_preprocessing import check_expressible, preprocessed_inputs, preprocessing_graph
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,18 @@ def test_values_are_within_one_gray_level(how: Preprocessing, levels: int, off: 
         error = (ours - torch.from_numpy(theirs)).abs() * 127.5
         assert (error > levels + 0.02).double().mean() <= 1e-4 * levels, image.shape
         assert (error > 0.5).double().mean() <= off, image.shape
+
+
+def test_values_of_16_bits_are_scaled_to_the_range() -> None:
+    how = Preprocessing(8, range=(-40, 61))
+    graph = onnx.parser.parse_model(preprocessing_graph(how, (8, 8), 20))
+    onnx.checker.check_model(graph, full_check=True)
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = preprocessed_inputs(how, (8, 8))
+    for values in given["batches"]:
+        assert (values.dtype, values.amin() < -40, values.amax() > 61) == (torch.int32, True, True)
+        (prepared,) = session.run(None, {"images": values.numpy()})
+        torch.testing.assert_close(torch.from_numpy(prepared), given["prepare"](values))
 
 
 @pytest.mark.parametrize("how", [Preprocessing(interpolation="lanczos"), Preprocessing.google(224, 256)])

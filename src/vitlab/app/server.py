@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import socket
 import socketserver
 import sys
+import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +19,8 @@ from vitlab.inspection.page import page
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 """Tried in this order by default."""
+UPLOAD_SECONDS = 120
+"""For a whole request, with its image; what has not come then is not waited for."""
 LEAD = (
     "A Vision Transformer cuts an image into patches and lets each attend to all others. This page shows its "
     "predictions, and the attention behind them. Nothing leaves this computer."
@@ -72,6 +76,20 @@ class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 60
 
+    def setup(self) -> None:
+        super().setup()
+        self._deadline = threading.Timer(UPLOAD_SECONDS, self._stop_reading)
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def finish(self) -> None:
+        self._deadline.cancel()
+        super().finish()
+
+    def _stop_reading(self) -> None:
+        with contextlib.suppress(OSError):  # the client has gone
+            self.connection.shutdown(socket.SHUT_RD)
+
     def do_GET(self) -> None:
         if not self._is_allowed():
             return
@@ -96,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send(413, "text/plain", b"The image is too large.")
         else:
             data = self.rfile.read(int(length))
+            if len(data) < int(length):
+                self._send(408, "text/plain", f"The image has not come in {UPLOAD_SECONDS} seconds.".encode())
+                return
             parts = self.server.session.inspect(query.get("checkpoint", ""), query.get("name", ""), data)
             self._send(200, "application/json", json.dumps(parts).encode())
 

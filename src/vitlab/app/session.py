@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from vitlab.data.decode import IMAGE_FORMATS, decode_image
+from vitlab.data.decode import IMAGE_FORMATS, Levels, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
 from vitlab.evaluation.load import load_for_evaluation
@@ -28,11 +28,11 @@ TOP = 5
 """Predictions shown."""
 
 
-def read_image(data: bytes, name: str) -> UInt8[np.ndarray, "H W 3"]:
+def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """The decoded image. Raises UserError for a file that is too large, and for a long strip; ImageError for others."""
     if len(data) > MAX_BYTES:
         raise UserError(f"{name} has more than {MAX_BYTES >> 20} MB; give a smaller one.")
-    image = decode_image(data, path=name)
+    image = decode_image(data, path=name, levels=levels)
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise UserError(f"{name} is a strip of {width} x {height} pixels, longer than {MAX_ASPECT} to 1; crop it.")
@@ -97,7 +97,7 @@ class Session:
                 loaded = self._load(checkpoint)
                 model = describe(loaded, checkpoint, self.paths[checkpoint])
                 if name:
-                    result = inspect_image(loaded, read_image(data, name), name)
+                    result = inspect_image(loaded, read_image(data, name, loaded.preprocessing.range), name)
             message = self.message(name)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:  # the last two: out of memory
             message = self.message(refusal=str(error) or type(error).__name__)

@@ -7,7 +7,7 @@ from annotated_types import Ge, Le
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
-from vitlab.preprocessing import Preprocessing
+from vitlab.preprocessing import Preprocessing, check_range
 from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_fields
 
 
@@ -45,6 +45,9 @@ class DataConfig:
     eval_interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"] | None = None
     """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
     bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
+    range: tuple[int, int] | Literal["auto"] | None = None
+    """Values in an image file that become black and white, as in `40 4095`: for gray of 16 bits, 32 bits or floating
+    point that uses a part of its range. `auto` measures them in the training images. None takes all of 8 or 16 bits."""
     workers: NonNegativeInt | None = None
     """Processes that read images, 0: the training one. None: one for each core, at most 16, beside a GPU, else 0."""
     fast_decode: bool = False
@@ -69,6 +72,8 @@ class DataConfig:
                 f"images, and `all` holds them; give train, trainval or val to train on, train, val or test to "
                 f"evaluate on."
             )
+        if isinstance(self.range, tuple):
+            check_range(self.range)
         if self.part is None and self.part_seed is not None:
             raise UserError(f"part_seed={self.part_seed} has no effect without part; give part too.")
         if (self.crop == "random") != (self.crop_resize is not None):
@@ -84,5 +89,12 @@ class DataConfig:
     def preprocessing(self, image_size: ImageSize) -> Preprocessing:
         """How test images are prepared for a model of this size; raises UserError if `eval_resize` is too small."""
         if self.eval_interpolation is None:
-            return Preprocessing.google(image_size, self.eval_resize)
-        return Preprocessing(image_size, self.eval_resize, interpolation=self.eval_interpolation)
+            how = Preprocessing.google(image_size, self.eval_resize)
+        else:
+            how = Preprocessing(image_size, self.eval_resize, interpolation=self.eval_interpolation)
+        return replace(how, range=self.levels)
+
+    @property
+    def levels(self) -> tuple[int, int] | None:
+        """`range`; None also for auto, which a run replaces by numbers before it reads images."""
+        return self.range if isinstance(self.range, tuple) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int, Int64
 
-from vitlab.data.decode import Entry, ImageError
+from vitlab.data.decode import Entry, ImageError, Levels
 from vitlab.errors import UserError
 from vitlab.io import NPZ_ERRORS, reading_npz
 from vitlab.rng import Stream, philox
@@ -144,7 +144,7 @@ class Dataset:
     alternatives: whether several labels are alternatives, any of which is right, as in ImageNet-ReaL and ObjectNet.
     left_out: images of the source that are not here because none of their labels is among the classes. folder: where
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
-    missing here.
+    missing here. levels: the values in the files that are black and white, as for `decode_image`.
     """
 
     name: str
@@ -159,6 +159,7 @@ class Dataset:
     left_out: int = 0
     folder: str = ""
     full_size: int | None = None
+    levels: Levels | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -181,7 +182,7 @@ class Dataset:
         """uint8 [H, W, 3]. Raises `ImageError`."""
         if index in self.failures:
             raise self.failures[index]
-        return self.entries[index].read() if self.pixels is None else self.pixels[index]
+        return self.entries[index].read(self.levels) if self.pixels is None else self.pixels[index]
 
     def take(self, indices: np.ndarray) -> "Dataset":
         """The images `indices`, in that order."""

@@ -4,6 +4,8 @@ Pillow reads every format. Plain JPEGs, as nearly all photographs are, are decod
 (simplejpeg): the same pixels in less time, and only as many rows as a crop needs.
 """
 
+import functools
+import importlib.util
 import io
 import struct
 import zlib
@@ -14,12 +16,19 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
+from vitlab.data.limits import (
+    MAX_IMAGE_BYTES,
+    MAX_PIXELS,
+    MAX_PPM_HEADER,
+    content_refusal,
+    overlapping_tags,
+    size_refusal,
+)
 from vitlab.errors import UserError, quoted
-from vitlab.io import open_regular
+from vitlab.io import open_regular, read_regular
 
-MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused, as by Pillow
 # No others: Pillow also has formats that run other programs.
-IMAGE_FORMATS = {
+_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
     "WEBP": (".webp",),
@@ -28,10 +37,19 @@ IMAGE_FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm"),
     "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif", ".hif"),
 }
+_DECODERS = {"AVIF": "PIL._avif", "HEIF": "pillow_heif"}
+IMAGE_FORMATS = {f: s for f, s in _FORMATS.items() if f not in _DECODERS or importlib.util.find_spec(_DECODERS[f])}
+"""Name -> suffixes of the formats that can be read here: AVIF and HEIF (HEIC) where their decoders are installed."""
+UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS for s in _FORMATS[name])
+"""Those of the formats whose decoder is not installed; `INSTALL` says how to."""
+INSTALL = "to read HEIC: pip install 'vitlab[heif]'; for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-_BITS, _PHOTOMETRIC, _ORIENTATION = 258, 262, 274
+Levels = tuple[int, int]
+"""The values of an image file that are black and white."""
+_BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
 _CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
@@ -49,22 +67,25 @@ class ImageError(UserError):
         return f"cannot read the image {quoted(self.path)}: {self.reason}"
 
 
-def decode_image(data: bytes | Path, *, path: str = "<bytes>") -> np.ndarray:
+def decode_image(data: bytes | Path, *, path: str = "<bytes>", levels: Levels | None = None) -> np.ndarray:
     """Encoded image -> uint8 [H, W, 3] RGB. Raises `ImageError`, which names the image by `path`.
 
     EXIF orientation is applied, transparency is laid over white, 16-bit gray is scaled to 8 bits, gray and CMYK become
-    RGB, and of an animation the first frame is taken.
+    RGB, and of an animation the first frame is taken. levels: the file's values that become black and white, which
+    floating-point and 32-bit gray require; others are clipped.
     """
     if isinstance(data, Path):
         path, data = str(data), read_bytes(str(data))
     if jpeg := plain_jpeg(data, path=path):
-        return jpeg.rows(jpeg.height)
-    return _decode_with_pillow(data, path)
+        return stretch(jpeg.rows(jpeg.height), levels, path)
+    return _decode_with_pillow(data, path, levels=levels)
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
-    """`size` bytes of a regular file, by default all. Raises `ImageError`."""
+    """`size` bytes of a regular file from `offset` on, by default all. Raises `ImageError`."""
     try:
+        if size < 0:
+            return read_regular(path, MAX_IMAGE_BYTES)[offset:]
         with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
@@ -72,33 +93,72 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
         raise ImageError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels | None = None) -> np.ndarray:
     """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
+    if refusal := content_refusal(data):
+        raise ImageError(path, refusal)
+    _register_plugins()
     try:
+        if data[:1] == b"P":  # Pillow reads the header of a PPM byte by byte, and a comment may be of any length
+            Image.open(io.BytesIO(data[:MAX_PPM_HEADER]), formats=("PPM",)).close()
         with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
-            if image.width * image.height > max_pixels:
-                raise ImageError(path, f"{image.width} x {image.height} pixels, more than the {max_pixels:,} allowed")
+            tags = getattr(image, "tag_v2", {})
+            tile = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)  # of a TIFF: decoded as a whole
+            if refusal := size_refusal(*image.size, len(data)) or size_refusal(*tile, len(data)):
+                raise ImageError(path, refusal)
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
-            return to_array(image, path)
+            return to_array(image, path, levels)
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
-        raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
+        hint = f"; {INSTALL}" if data[4:8] == b"ftyp" and UNREADABLE_SUFFIXES else ""
+        raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)}){hint}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"more than the {max_pixels:,} pixels allowed: {error}") from None
+        raise ImageError(path, f"more than the {MAX_PIXELS:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
 
-def to_array(image: Image.Image, path: str) -> np.ndarray:
+@functools.cache
+def _register_plugins() -> None:
+    """Lets Pillow read HEIC where the plugin is installed."""
+    if "HEIF" in IMAGE_FORMATS:
+        importlib.import_module("pillow_heif").register_heif_opener()
+
+
+def to_array(image: Image.Image, path: str, levels: Levels | None = None) -> np.ndarray:
     """An opened image -> uint8 [H, W, 3], converted as by `decode_image`. Raises `ImageError`, which names `path`."""
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     top = 4095 if tags.get(_BITS) == (12,) else 65535
-    return np.array(_to_rgb(_upright(image), path, top, inverted=tags.get(_PHOTOMETRIC) == 0))
+    if is_deep(image):
+        return np.array(_gray_to_rgb(_upright(image), path, top, tags.get(_PHOTOMETRIC) == 0, levels))
+    return stretch(np.array(_to_rgb(_upright(image))), levels, path)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether it is gray of more than 8 bits: F, I, I;16, I;16B."""
+    return image.mode[0] in "FI"
+
+
+def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
+    """uint8 pixels with black and white at `levels`. Raises `ImageError` where these are of more bits."""
+    if levels is None:
+        return pixels
+    low, high = levels
+    if high > 255:
+        raise ImageError(path, f"8 bits a channel (color has no more), and data.range {low} {high} is of 16-bit gray")
+    return scale(np.arange(256), low, high)[pixels]
+
+
+def scale(values: np.ndarray, low: int, high: int, inverted: bool = False) -> np.ndarray:
+    """Values as uint8: `low` as 0 and `high` as 255, or with `inverted` the other way round; others are clipped."""
+    values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    values = (high - values if inverted else values - low).clip(0, high - low)
+    return ((255 * values + (high - low) // 2) // (high - low)).astype(np.uint8)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -106,20 +166,29 @@ def _upright(image: Image.Image) -> Image.Image:
     if not image.info:  # saves a third of the time of a small PNG
         return image
     try:
+        profile = image.info.get("Raw profile type exif", "")  # in hexadecimal, of a PNG by ImageMagick
+        if overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
+            return image
         return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except _EXIF_ERRORS:
         return image
 
 
-def _to_rgb(image: Image.Image, path: str, top: int, inverted: bool) -> Image.Image:
-    """top: the white of more than 8 bits of gray, or the black where they are `inverted`."""
-    if image.mode[0] in "FI":  # F, I, I;16, I;16B: Pillow's conversion clips these instead of scaling
-        gray = np.asarray(image)
-        if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top:
-            raise ImageError(path, "floating-point or 32-bit gray values have no agreed range: store 8 or 16 bits")
-        gray = np.where(gray == image.info.get("transparency", -1), top, gray).astype(np.int64)
-        gray = (255 * (top - gray if inverted else gray) + top // 2) // top
-        return Image.fromarray(gray.astype(np.uint8)).convert("RGB")
+def _gray_to_rgb(image: Image.Image, path: str, top: int, inverted: bool, levels: Levels | None) -> Image.Image:
+    """More than 8 bits, which Pillow would clip instead of scaling. top: white, or black where they are `inverted`."""
+    gray = np.asarray(image)
+    if levels is None and (gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top):
+        raise ImageError(
+            path, "floating-point or 32-bit gray values have no agreed range: give data.range, or store 8 or 16 bits"
+        )
+    if gray.dtype.kind == "f" and not np.isfinite(gray).all():
+        raise ImageError(path, "it has values that are not finite")
+    low, high = levels or (0, top)
+    gray = np.where(gray == image.info.get("transparency", -1), top, gray)
+    return Image.fromarray(scale(gray, low, high, inverted)).convert("RGB")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
@@ -157,21 +226,22 @@ class Jpeg(NamedTuple):
             simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=pixels)
         except ValueError as error:
             if height == self.height or "extraneous bytes before marker" not in str(error):  # the other rows
-                pixels = _decode_with_pillow(self.data, self.path, shrink, self.height * self.width)
+                del pixels  # Pillow needs the memory
+                pixels = _decode_with_pillow(self.data, self.path, shrink)
         return pixels[: -(-count // shrink)]
 
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:
     """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
-    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or content_refusal(data):
         return None
     try:
         *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
-    plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= MAX_PIXELS
-    return Jpeg(data, path, height, width) if plain else None
+    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not size_refusal(width, height, len(data))
+    return Jpeg(data, path, height, width) if plain and _is_upright(data) else None
 
 
 def _is_upright(jpeg: bytes) -> bool:
@@ -208,18 +278,18 @@ class Entry(NamedTuple):
         """The encoded image. Raises `ImageError`."""
         return read_bytes(self.file, self.offset, self.size)
 
-    def read(self) -> np.ndarray:
+    def read(self, levels: Levels | None = None) -> np.ndarray:
         """The decoded image, uint8 [H, W, 3]. Raises `ImageError`."""
-        image = decode_image(self.data(), path=self.path)
+        image = decode_image(self.data(), path=self.path, levels=levels)
         if not self.edge:
             return image
         if min(image.shape[:2]) <= 2 * self.edge:
             raise ImageError(self.path, f"{image.shape[1]} x {image.shape[0]} pixels are nothing but edge")
         return image[self.edge : -self.edge, self.edge : -self.edge]
 
-    def open(self) -> np.ndarray | Jpeg:
+    def open(self, levels: Levels | None = None) -> np.ndarray | Jpeg:
         """As `read`, but a plain JPEG stays encoded, for a crop to decode its rows."""
-        if self.edge or type(self).read is not Entry.read:
-            return self.read()
+        if self.edge or levels is not None or type(self).read is not Entry.read:
+            return self.read(levels)
         data = self.data()
         return plain_jpeg(data, path=self.path) or decode_image(data, path=self.path)

@@ -203,7 +203,7 @@ class _ChunkDataset:
         encoded, images = isinstance(self.transform, TrainTransform), []
         for i in indices.tolist():
             try:
-                images.append(self.dataset.entries[i].open() if encoded else self.dataset.image(i))
+                images.append(self.dataset.entries[i].open(self.dataset.levels) if encoded else self.dataset.image(i))
             except ImageError as error:
                 failures[i] = error
         return images

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
-from vitlab.data.decode import Entry
+from vitlab.data.decode import Entry, Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
@@ -91,6 +91,7 @@ def load_dataset(
     seed: int = 0,
     whole_train: bool = False,
     partial: bool = False,
+    levels: Levels | None = None,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
@@ -105,7 +106,7 @@ def load_dataset(
     part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so
     that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
+    partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -135,7 +136,14 @@ def load_dataset(
         dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
     if custom:
         _warn_of_small_classes(dataset)
-    return dataset.in_memory(on_error)
+    return _with_levels(dataset, levels).in_memory(on_error)
+
+
+def _with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
+    """Raises UserError where the images are not in files."""
+    if levels is not None and dataset.pixels is not None:
+        raise UserError(f"data.range {levels[0]} {levels[1]} is for files, and {quoted(dataset.name)} has none.")
+    return dataclasses.replace(dataset, levels=levels)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:

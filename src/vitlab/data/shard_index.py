@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.dataset import Labels
+from vitlab.data.limits import MAX_IMAGE_BYTES
 from vitlab.errors import UserError
 from vitlab.io import (
     JSON_BYTES,
@@ -31,8 +32,6 @@ from vitlab.io import (
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
-MAX_IMAGE_BYTES = 2**30
-"""Largest member of a tar that is read."""
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
 _KINDS = "Uiiuuuiu"  # of their dtypes
 

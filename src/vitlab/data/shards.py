@@ -18,10 +18,10 @@ import numpy as np
 from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.folder import SPLIT_FOLDERS, report_ignored
+from vitlab.data.limits import MAX_IMAGE_BYTES
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
-    MAX_IMAGE_BYTES,
     File,
     Locations,
     ShardIndex,

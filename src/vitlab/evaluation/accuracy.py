@@ -319,7 +319,8 @@ def evaluate_checkpoint(
     root, classes = root or known.get("root"), known.get("class_indices")
     options = dataclasses.replace(options, on_error="skip") if known.get("on_error") == "skip" else options
     with world.rank_0_first():
-        images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
+        how = {"root": root, "classes": classes, "on_error": options.on_error, "partial": partial}
+        images = load_dataset(name, split, levels=preprocessing.range, **how)
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
     if options.compile:
         compile_inference(loaded.model, options.batch_size, log)

@@ -16,6 +16,7 @@ from torch import nn
 
 from vitlab.data import downloads
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
+from vitlab.data.decode import Levels
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
@@ -129,7 +130,9 @@ def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]
     if not preprocessing.is_google:
         return preprocessing.at(image_hw)
     resize = round(max(image_hw) * 256 / 224)
-    return Preprocessing(image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor")
+    return Preprocessing(
+        image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor", range=preprocessing.range
+    )
 
 
 def load_frozen(
@@ -170,9 +173,9 @@ def write_features(
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("a .parquet file requires the package pyarrow: pip install 'vitlab[data]', or give an .npz.")
     check_source(dataset, root)
-    _, _, features_of = load_frozen(checkpoint, options, cache, log, world)
+    _, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():
-        images = load_dataset(dataset, split, root=root, on_error=options.on_error)
+        images = load_dataset(dataset, split, root=root, on_error=options.on_error, levels=preprocessing.range)
     written = features_of(images)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":
@@ -196,16 +199,20 @@ def write_features(
 
 
 def load_train_and_test(
-    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
+    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE, levels: Levels | None = None
 ) -> tuple[Dataset, Dataset]:
-    """The training and the test split. Raises UserError where they cannot make a classifier."""
+    """The training and the test split, with black and white at `levels`.
+
+    Raises UserError where they cannot make a classifier.
+    """
     check_source(name, splits.root)
     # A val that is held out from train is trained on, unless it is what is tested.
     whole = splits.train_split is None and splits.test_split == "test"
     train_split = splits.train_split or "train"
     with world.rank_0_first():
-        train = load_dataset(name, train_split, root=splits.root, on_error=on_error, whole_train=whole)
-        test = load_dataset(name, splits.test_split, root=splits.root, on_error=on_error, partial=splits.partial)
+        how: dict[str, Any] = {"root": splits.root, "on_error": on_error, "levels": levels}
+        train = load_dataset(name, train_split, whole_train=whole, **how)
+        test = load_dataset(name, splits.test_split, partial=splits.partial, **how)
     require_disjoint(train, test)
     check_train_and_test(train, test)
     return train, test

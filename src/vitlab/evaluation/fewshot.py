@@ -200,9 +200,10 @@ def create_fewshot_evaluator(
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
     classes = classes if settings.classes is None else settings.classes
+    how: dict[str, Any] = {"root": root, "classes": classes, "on_error": data.on_error, "levels": data.levels}
     with world.rank_0_first():
         train, test = (
-            load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
+            load_dataset(name, split, exclude=excluded, **how)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
     require_disjoint(train, test)
@@ -255,7 +256,7 @@ def fewshot_checkpoint(
     model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     data: list[FewShotData] = []
     for name in datasets:
-        train, test = load_train_and_test(name, splits, options.on_error, world)
+        train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range)
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
     for examples in data:

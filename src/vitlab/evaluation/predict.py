@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, decode_image, to_array
+from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, Levels, decode_image, stretch, to_array
 from vitlab.data.folder import images_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
@@ -67,7 +67,8 @@ def predict(
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
     threshold = _stored_threshold(loaded.metadata, str(checkpoint)) if reject_below == "auto" else reject_below or 0.0
-    files = list(find_images(sources))
+    levels = loaded.preprocessing.range
+    files = list(find_images(sources, levels))
     model, config = loaded.model, loaded.model.config
     names = class_names(loaded.metadata, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
@@ -88,7 +89,7 @@ def predict(
 
     for path, file in files:
         try:
-            pixels = file if isinstance(file, np.ndarray) else decode_image(file)
+            pixels = file if isinstance(file, np.ndarray) else decode_image(file, levels=levels)
             batch.append((path, transform.apply([pixels])))
         except ImageError as error:
             yield from flush()  # the images before it
@@ -121,14 +122,17 @@ def write_table(path: Path, predictions: list[Prediction]) -> None:
     write_csv(path, ("image", *ranked, "rejected", "error"), rows)
 
 
-def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, Path | np.ndarray]]:
-    """Name and path (or pixels) of every image in `sources`, as `predict` takes them; nothing is decoded."""
+def find_images(
+    sources: Iterable[ImageSource], levels: Levels | None = None
+) -> Iterator[tuple[str, Path | np.ndarray]]:
+    """Name and path (or pixels, black and white at `levels`) of every image in `sources`, as `predict` takes them; no
+    file is decoded."""
     sources = list(sources)
     if not sources:
         raise UserError("no image was named; give images or folders of them.")
     for number, source in enumerate(sources):
         if isinstance(source, (Image.Image, np.ndarray)):
-            yield (name := f"image {number}"), _pixels(source, name)
+            yield (name := f"image {number}"), _pixels(source, name, levels)
             continue
         path = Path(source)
         if path.is_dir():
@@ -144,11 +148,12 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, Path | np
             raise UserError(f"there is no file or folder {quoted(str(source))}.")
 
 
-def _pixels(image: Image.Image | np.ndarray, name: str) -> np.ndarray:
+def _pixels(image: Image.Image | np.ndarray, name: str, levels: Levels | None) -> np.ndarray:
     """uint8 [H, W, 3]. Raises UserError for an array of another type or shape, and for one without pixels."""
-    pixels = to_array(image, name) if isinstance(image, Image.Image) else image
+    pixels = to_array(image, name, levels) if isinstance(image, Image.Image) else image
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise UserError(
             f"{name} is {pixels.dtype} {list(pixels.shape)}; give uint8 [height, width, 3], none of them 0."
         )
+    pixels = pixels if isinstance(image, Image.Image) else stretch(pixels, levels, name)
     return np.ascontiguousarray(pixels)  # torch takes no negative strides

@@ -118,8 +118,8 @@ def probe_checkpoint(
         raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
     _check_l2(L2_GRID if l2 is None else l2)
     check_source(dataset, splits.root)  # before anything is loaded
-    model, _, features_of = load_frozen(checkpoint, options, cache, log, world)
-    parts = load_train_and_test(dataset, splits, options.on_error, world)
+    model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
+    parts = load_train_and_test(dataset, splits, options.on_error, world, preprocessing.range)
     if kind == "knn":
         _choose_ks(ks, len(parts[0]))  # before the features
     train, test = map(features_of, parts)

@@ -25,7 +25,7 @@ from vitlab.pipelines.budget import best_size, fit_budget, needed_budget
 from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 from vitlab.pipelines.linear_stage import check_head, hold_out, hold_out_indices
-from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits
+from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
@@ -149,6 +149,9 @@ def _load_data(
 ) -> tuple[FinetuneConfig, Splits]:
     """The splits, and `config` with all that they decide."""
     log(f"reading the data set {config.data.name}")
+    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
+    if config.data.levels is not None:
+        log("black and white: the values {} and {} of an image file".format(*config.data.levels))
     splits = load_splits(config.data, world)
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:

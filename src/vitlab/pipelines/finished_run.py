@@ -93,6 +93,7 @@ class Run:
             classes=metadata["class_indices"],
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
+            levels=Preprocessing.read(metadata, str(self.folder)).range,
         )
         indices = {image_id(data, i): i for i in range(len(data))}
         images = {}

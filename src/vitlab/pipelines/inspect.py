@@ -85,7 +85,7 @@ def inspect_checkpoint(
     inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
-        images = list(find_images(sources)) if sources else _test_images(runs, shown)
+        images = list(find_images(sources, preprocessing.range)) if sources else _test_images(runs, shown)
         if images:
             log(f"images: {preprocessing.describe()}")
             transform = EvalTransform(model.config.image_hw, preprocessing)
@@ -192,7 +192,11 @@ def _capture(
         with ProgressDisplay("inspect", len(sources)) as progress:
             for number, (name, source) in enumerate(sources, start=1):
                 try:
-                    pixels = source if isinstance(source, np.ndarray) else decode_image(source, path=name)
+                    pixels = (
+                        source
+                        if isinstance(source, np.ndarray)
+                        else decode_image(source, path=name, levels=transform.preprocessing.range)
+                    )
                 except ImageError as error:
                     unreadable.append((name, error.reason))
                     continue

@@ -18,6 +18,7 @@ from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import identity
+from vitlab.data.levels import measure_range, warn_of_narrow_range
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
@@ -98,9 +99,25 @@ class Outcome:
         return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
+def with_measured_range(data: DataConfig, world: World = SINGLE) -> DataConfig:
+    """`data` with numbers for `range="auto"`: measured in the training split, without `part`, which may change."""
+    if data.range != "auto":
+        return data
+    options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "exclude", "partial")}
+
+    def measure() -> tuple[int, int]:
+        return measure_range(load_dataset(data.name, data.train_split, on_error="skip", **options))
+
+    with world.rank_0_first():
+        data = dataclasses.replace(data, range=measure())
+    return data
+
+
 def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
     """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only."""
-    options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "on_error", "partial")}
+    options: dict[str, Any] = {
+        name: getattr(data, name) for name in ("root", "classes", "on_error", "partial", "levels")
+    }
     with world.rank_0_first():
         names = dict.fromkeys((data.eval_split, "test"))
         splits = {split: load_dataset(data.name, split, **options) for split in names}
@@ -108,6 +125,8 @@ def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
         if train_set is None:
             options |= {"exclude": data.exclude, "part": data.part, "part_seed": data.part_seed or 0}
             train_set = load_dataset(data.name, data.train_split, **options)
+        if data.range is None and ":" in data.name and world.is_rank_0:
+            warn_of_narrow_range(train_set)
     if data.train_split == "val":  # your own images without a test split: test is an alias of val
         require_disjoint(train_set, splits["test"])
     return Splits(train_set, splits[data.eval_split], splits["test"])
@@ -174,6 +193,7 @@ def pretrain(
     _excluded(config.data)  # raises UserError if the list cannot be read
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
+    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
     splits = load_splits(config.data, world)
     if config.masking is None:
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))

@@ -106,6 +106,8 @@ def _draw(result: Mapping[str, Any], name: str, path: Path, world: World) -> Non
 
 def _check_tasks(names: list[str], data: DataConfig) -> None:
     """Raises UserError for unknown tasks, and for settings that the tasks fix."""
+    if data.range is not None:
+        raise UserError(f"data.range {data.range} is for your own images; VTAB's have 8 bits: leave it out.")
     for name in names:
         task_named(name)
     for name in ("classes", "exclude", "part"):

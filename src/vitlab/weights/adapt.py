@@ -12,6 +12,9 @@ from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_offsets, resize_positions
 
+MAX_PATCHES = 2**16
+"""Of a model that is resized: 4096 pixels in patches of 16."""
+
 
 def adapt(
     config: ModelConfig,
@@ -28,8 +31,8 @@ def adapt(
     """Configuration and parameters for another image size or task; the options are those of `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
-    size that the patch does not divide, for a head without the hidden layer that it was trained on, for an
-    `interpolation` of a ResNet, and for `in_chans` of a model whose patch embedding has no RGB.
+    size that the patch does not divide or that makes more than MAX_PATCHES, for a head without the hidden layer that it
+    was trained on, for an `interpolation` of a ResNet, and for `in_chans` of a model whose patch embedding has no RGB.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
@@ -39,6 +42,7 @@ def adapt(
         image_size=config.image_size if image_size is None else image_size,
         num_classes=config.num_classes if num_classes is None else num_classes,
     )
+    _check_size(config, new)
     reset_head = reset_head or new.num_classes != config.num_classes
     if isinstance(new, ViTConfig) and pre_logits == "drop" and new.representation_size:
         if not reset_head and config.num_classes:
@@ -70,6 +74,16 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)
     return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
+
+
+def _check_size(config: ModelConfig, new: ModelConfig) -> None:
+    """Raises UserError for a larger image than memory and time allow, which metadata may ask for."""
+    patches = [c.num_patches if isinstance(c, ViTConfig) else math.prod(c.image_hw) // 32**2 for c in (config, new)]
+    if patches[1] > max(MAX_PATCHES, patches[0]):
+        raise UserError(
+            f"image_size={new.image_size}, of the checkpoint's preprocessing or given, makes {patches[1]:,} patches of "
+            f"an image; allowed: {MAX_PATCHES:,}. Give a smaller image_size."
+        )
 
 
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:

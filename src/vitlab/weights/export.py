@@ -132,7 +132,8 @@ def _metadata(
 ) -> dict[str, str]:
     """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
     half, size = (0.5,) * model.config.in_chans, pair(loaded.preprocessing.image_size or model.config.image_size)
-    images = {"image_size": size, "value_range": (0, 255) if preprocessing else (-1.0, 1.0), "mean": half, "std": half}
+    levels = (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0)
+    images = {"image_size": size, "value_range": levels, "mean": half, "std": half}
     prefix_tokens = model.config.num_prefix_tokens if isinstance(model, ViT) else 0
     extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
     extra |= images | {"outputs": outputs, "prefix_tokens": prefix_tokens}

@@ -34,7 +34,8 @@ def check_expressible(how: Preprocessing) -> None:
 
 def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: int) -> str:
     """An ONNX model in text form: uint8 `images` [batch, height, width, 3] to float32 [batch, 3, H, W] in [-1, 1],
-    resized and cropped to `image_hw` as `EvalTransform` does. `how` has passed `check_expressible`."""
+    resized and cropped to `image_hw` as `EvalTransform` does; from int32 `images`, the values in a file, where the
+    checkpoint has a range of them. `how` has passed `check_expressible`."""
     (h, w), crop = image_hw, pair(how.crop_size or image_hw)
     if how.resize is None:
         full = f"full = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()"
@@ -51,15 +52,32 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
           halved = Mul (rest_float, half)
           rounded = {rounding} (halved)
           start = Cast <to = 7> (rounded)""".format(rounding="Round" if how.crop_offset == "round" else "Floor")
-    kind = f"{MODES[how.interpolation]}, antialias = {int(how.antialias)}, exclude_outside = {int(how.antialias)}"
+    kind, given, levels = "uint8", "images", ""
+    if how.range is not None:
+        low, high = how.range
+        kind, given = "int32", "gray_levels"
+        levels = f"""black = Constant <value_int = {low}> ()
+          span = Constant <value_int = {high - low}> ()
+          none = Constant <value_int = 0> ()
+          most = Constant <value_int = 255> ()
+          round_up = Constant <value_int = {(high - low) // 2}> ()
+          long = Cast <to = 7> (images)
+          above = Sub (long, black)
+          inside = Clip (above, none, span)
+          scaled_up = Mul (inside, most)
+          half_up = Add (scaled_up, round_up)
+          whole_levels = Div (half_up, span)
+          gray_levels = Cast <to = 2> (whole_levels)"""
+    resize = f"{MODES[how.interpolation]}, antialias = {int(how.antialias)}, exclude_outside = {int(how.antialias)}"
     return f"""<ir_version: 10, opset_import: ["" : {opset}]>
-        preprocessing (uint8[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
-          planes = Transpose <perm = [0, 3, 1, 2]> (images)
+        preprocessing ({kind}[batch, height, width, 3] images) => (float[batch, 3, {h}, {w}] prepared) {{
+          {levels}
+          planes = Transpose <perm = [0, 3, 1, 2]> ({given})
           pixels = Cast <to = {2 if how.antialias else 1}> (planes)
           {full}
           batch = Shape <start = 0, end = 2> (planes)
           sizes = Concat <axis = 0> (batch, full)
-          resized = Resize <{kind}> (pixels, , , sizes)
+          resized = Resize <{resize}> (pixels, , , sizes)
           crop = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()
           rest = Sub (full, crop)
           {halve}
@@ -76,7 +94,8 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
 
 
 def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: tuple[int, int]) -> None:
-    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes uint8 images."""
+    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes uint8 images, or the
+    int32 levels of a file where the checkpoint has a range of them."""
     import onnx_ir
 
     graph = model.graph
@@ -93,8 +112,8 @@ def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: 
 
 
 def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[str, Any]:
-    """`batches` and `prepare` for `check_parity`: random uint8 images that are cropped and not resized, so that the
-    rounding of gray levels has no part in a difference."""
+    """`batches` and `prepare` for `check_parity`: random images, uint8 or a file's int32 values, that are cropped and
+    not resized, so that the rounding of gray levels has no part in a difference."""
     height, width = pair(how.crop_size or image_hw)
     if how.resize:
         height, width = how.resize, how.resize * (2 if how.keep_aspect else 1)
@@ -103,4 +122,14 @@ def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[s
         torch.randint(256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
         for batch in PARITY_BATCHES
     ]
-    return {"batches": batches, "prepare": EvalTransform(image_hw, how).apply}
+    prepare = EvalTransform(image_hw, how).apply
+    if how.range is None:
+        return {"batches": batches, "prepare": prepare}
+    low, high = how.range
+    values = [(low + (batch.long() - 16) * (high - low) // 224).int() for batch in batches]  # some are outside
+
+    def prepare_values(images: torch.Tensor) -> torch.Tensor:  # as `decode_image` scales them
+        above = (images.long() - low).clamp(0, high - low)
+        return prepare(((255 * above + (high - low) // 2) // (high - low)).to(torch.uint8))
+
+    return {"batches": values, "prepare": prepare_values}

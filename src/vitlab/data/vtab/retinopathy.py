@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitlab.data.decode import Entry, ImageError, decode_image
+from vitlab.data.decode import Entry, ImageError, Levels, decode_image
 from vitlab.io import write_bytes
 
 PREPARED = "btgraham-300"
@@ -27,7 +27,7 @@ class EyeEntry(Entry):
 
     __slots__ = ()
 
-    def read(self) -> np.ndarray:
+    def read(self, levels: Levels | None = None) -> np.ndarray:
         prepared = Path(self.file)
         if not prepared.is_file():
             original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
@@ -36,7 +36,7 @@ class EyeEntry(Entry):
                 write_bytes(prepared, buffer.getvalue())  # several workers may make the same image
             except OSError as error:
                 raise ImageError(self.file, f"the prepared image cannot be written ({error.strerror})") from error
-        return super().read()
+        return super().read(levels)
 
 
 def prepare(image: np.ndarray, radius: int = RADIUS) -> np.ndarray:

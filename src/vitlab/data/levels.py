@@ -1,0 +1,83 @@
+"""Black and white of images of more than 8 bits: which values a data set uses, and a warning where these are few."""
+
+import io
+import logging
+import math
+
+import numpy as np
+from PIL import Image
+
+from vitlab.data.dataset import Dataset, Entries
+from vitlab.data.decode import IMAGE_FORMATS, ImageError, Levels, decode_image, is_deep
+from vitlab.data.limits import content_refusal, size_refusal
+from vitlab.errors import UserError, quoted
+
+logger = logging.getLogger(__name__)
+
+MEASURED, SAMPLED = 2000, 16
+"""Images that are read to measure the range, and to warn of a narrow one: evenly many of each class."""
+TAIL = 0.1
+"""Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
+NARROW = 1 / 4
+"""Of the 16-bit range: 64 of the 256 values that a model sees."""
+
+
+def measure_range(dataset: Dataset) -> Levels:
+    """The lowest and the highest value in the files of a data set, but for TAIL of the pixels of each image.
+
+    Of color and of 8 bits it is that of the decoded channels. Raises UserError for images that are not in files, and
+    where none can be read.
+    """
+    if not dataset.entries or not dataset.entries[0].size:
+        raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
+    ranges = _ranges(dataset, MEASURED, deep=False)
+    if not ranges:
+        raise UserError(f"data.range auto: no image of {quoted(dataset.name)} ({dataset.split}) can be read.")
+    low = math.floor(min(low for low, _ in ranges))
+    return low, max(math.ceil(max(high for _, high in ranges)), low + 1)
+
+
+def warn_of_narrow_range(dataset: Dataset) -> None:
+    """Warns where gray images of 16 bits use so little of their range that 8 bits lose most of it."""
+    if isinstance(dataset.entries, Entries) and not dataset.entries.local:  # each would be a download
+        return
+    ranges = _ranges(dataset, SAMPLED, deep=True)
+    if ranges and (width := (high := max(r[1] for r in ranges)) - (low := min(r[0] for r in ranges))) <= NARROW * 65535:
+        logger.warning(
+            "%s: its 16-bit images have values of %d to %d only, of which %d are told apart after the conversion to 8 "
+            "bits: give --data.range %d %d, or --data.range auto",
+            *(quoted(dataset.name), low, high, round(width / 257) + 1, low, max(high, low + 1)),
+        )
+
+
+def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float]]:
+    """Lowest and highest value of up to `count` readable images; with `deep` only of those of 16 bits."""
+    by_class = np.argsort(dataset.labels, kind="stable")
+    chosen = by_class[np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))]
+    ranges = []
+    for index in chosen.tolist() if dataset.entries else ():
+        entry = dataset.entries[index]
+        if entry.size == 0:  # in memory
+            continue
+        try:
+            values = _deep_values(data := entry.data())
+            if values is not None or not deep:
+                values = decode_image(data, path=entry.path) if values is None else values
+                ranges.append(tuple(map(float, np.percentile(values, (TAIL, 100 - TAIL), method="nearest"))))
+        except ImageError:  # whoever reads it says so
+            continue
+    return ranges
+
+
+def _deep_values(data: bytes) -> np.ndarray | None:
+    """The values of gray of more than 8 bits; None for other images, and for what cannot be read."""
+    if data.startswith(b"\xff\xd8") or content_refusal(data):
+        return None
+    try:
+        with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
+            if not is_deep(image) or size_refusal(*image.size, len(data)):
+                return None
+            values = np.asarray(image)
+    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, RuntimeError, TypeError, MemoryError):
+        return None
+    return values[np.isfinite(values)]
