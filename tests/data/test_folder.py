@@ -41,7 +41,7 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
         assert (part.name, part.classes) == (name, ("zebra", "Żółw błotny"))
         np.testing.assert_array_equal(pixels_of(part)[:, 0, 0, 0], np.where(part.labels == 0, 10, 20))
     assert "4 files are not images" in caplog.text
-    assert "(.txt 1, README 1, hidden 1, outside the class folders 1)" in caplog.text
+    assert "(.txt 1, hidden 1, outside the class folders 1, without a suffix 1)" in caplog.text
     assert "has no test and no val split: cut from train, stratified, seed 0" in caplog.text
     assert paths(name, "test", seed=0) == paths_of(parts["test"]) != paths(name, "test", seed=1)
     assert load_dataset(f"folder:{tmp_path.name}", "train", root=tmp_path.parent).labels.tolist() == [0] * 16 + [1] * 16
@@ -200,7 +200,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path, caplog: pytest.LogCaptur
     ("files", "message"),
     [
         ((), "has no class folders"),
-        (("a/1.png", "b/"), "class folder .*b holds no images"),
+        (("a/1.png", "b/"), "folder .*b holds no images .* fill it"),
         (("car/x.png", "ship/x.png", "train/electric/x.png"), r"train holds folders, .*\['car', 'ship'\]"),
         (("train/1.png", "val/1.png"), "train has no class folders"),
         (("train/a/1.png", "val/a/1.png", "Valid/"), "Valid and .*val are the same split"),

@@ -76,9 +76,9 @@ class FewShotConfig:
     """Random samples of the examples; the accuracy is their mean."""
     test_images: PositiveInt | None = None
     """Maximum number of test images, taken evenly from the split; None takes all."""
-    classes: tuple[NonNegativeInt, ...] | None = None
-    """Evaluate on these classes only, by their numbers in the whole data set; they may differ from the run's. None
-    means the run's classes for its own data set, and all classes of another."""
+    classes: tuple[NonNegativeInt | str, ...] | None = None
+    """Evaluate on these classes only, by their names or numbers in the whole data set; they may differ from the run's.
+    None means the run's classes for its own data set, and all classes of another."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
+from vitlab.data.classes import require_two_classes
 from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
@@ -149,6 +150,7 @@ def _load_data(
     """The splits, and `config` with all that they decide."""
     log(f"reading the data set {config.data.name}")
     splits = load_splits(config.data, world)
+    require_two_classes(splits.train)
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:
         config = dataclasses.replace(config, loss="sigmoid")
