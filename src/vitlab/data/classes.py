@@ -10,6 +10,7 @@ import stat
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,10 @@ HASHED_END = 2**12
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """The names sorted: numbers in them by value (2 before 10), all else by code point, as `sorted` does."""
 
-    def key(name: str) -> tuple[object, ...]:
-        parts = _NUMBER.split(name)  # text and numbers in turn, so that only like is compared with like
-        parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])  # pyright: ignore
-        return *parts, name
+    def key(name: str) -> tuple[list[Any], str]:
+        parts: list[Any] = _NUMBER.split(name)  # text and numbers in turn, so that only like is compared with like
+        parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
+        return parts, name
 
     return tuple(sorted(names, key=key))
 
@@ -45,14 +46,17 @@ def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
 
     A number is an index, but a name where names of classes are numbers. Raises UserError.
     """
-    by_name = {canonical(name): index for index, name in enumerate(dataset.classes)}
-    if not any(name.isdecimal() for name in dataset.classes):
-        by_name |= {index: index for index in range(len(dataset.classes))}  # pyright: ignore
-    chosen = [by_name.get(canonical(str(c)), by_name.get(c)) for c in classes]  # pyright: ignore
-    if not chosen or None in chosen or len(set(chosen)) < len(chosen):
+    given = tuple(classes)
+    known: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
+    if any(name.isdecimal() for name in dataset.classes):
+        classes = [str(c) for c in classes]
+    else:
+        known |= {index: index for index in range(len(dataset.classes))}
+    chosen = [known.get(canonical(c) if isinstance(c, str) else c, -1) for c in classes]
+    if not chosen or -1 in chosen or len(set(chosen)) < len(chosen):
         raise UserError(
             f"classes must be different names ({first_ten(dataset.classes)}) or numbers from 0 to "
-            f"{len(dataset.classes) - 1} of {dataset.name}, not {tuple(classes)}"
+            f"{len(dataset.classes) - 1} of {dataset.name}, not {given}"
         )
     kept = np.array(chosen, np.int64)
     new = np.full(len(dataset.classes), -1)

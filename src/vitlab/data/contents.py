@@ -20,8 +20,9 @@ from vitlab.errors import UserError, first_ten, quoted
 logger = logging.getLogger(__name__)
 
 SYSTEM = frozenset(
-    ["@eadir", "#recycle", "#snapshot", "@recycle", "__macosx", "__pycache__", "$recycle.bin", "recycler", "lost+found", "thumbs.db", "ehthumbs.db", "desktop.ini"]
-) | {"system volume information", "icon\r"}
+    ["@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "recycler", "lost+found", "__macosx", "__pycache__"]  # noqa: RUF005
+    + ["system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"]
+)
 """Files and folders of file managers, network drives and file systems, in lower case."""
 OUTPUTS = {
     "config.json": ("metrics.jsonl", "result.json", "SHA256SUMS", "checkpoints", "model.safetensors", "model"),

@@ -76,8 +76,8 @@ def folder_splits(path: Path, name: str) -> SplitReader:
 def _no_class_folders(root: Path) -> UserError:
     shown = quoted(str(root))
     return UserError(
-        f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and label, or a "
-        f"table as csv:PATH. Images without labels are for `vitlab predict`"
+        f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and label, or "
+        f"a table as csv:PATH. Images without labels are for `vitlab predict`"
     )
 
 
