@@ -134,10 +134,10 @@ def _suffix(name: str) -> str:
 def _is_output(folder: str, top: bool = True) -> bool:
     """Whether `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; said once."""
     names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
-    if (found := next(names, "")) == "" and _holds_outputs(folder):
-        found = "nothing else"
+    found = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
     if found and top:
-        warn_once(f"{quoted(folder)} is skipped: it is not data, but what a command has written ({found})")
+        shown = quoted(folder.removeprefix("./"))
+        warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {found})")
     return found != ""
 
 
