@@ -83,8 +83,8 @@ def images_below(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path, below: bool = True) -> bool:
-    """Whether there is an image in `folder`, or below it; one of a known kind that is not read counts."""
-    return any(kind == "image" or kind in _HINTS for kind, _ in _walk(str(folder), set() if below else None))
+    """Whether there is an image in `folder`, or below it."""
+    return any(kind == "image" for kind, _ in _walk(str(folder), set() if below else None))
 
 
 def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:

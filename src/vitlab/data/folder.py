@@ -104,8 +104,8 @@ def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
 def _split_folders(path: Path) -> dict[str, Path]:
     """Split -> its folder; empty if `path` holds class folders.
 
-    One folder among others that is named like a split and holds images itself is a class. Names with something before
-    the split (`seg_train`) count where it is the same for several splits.
+    One folder among others that is named like a split and holds images itself is a class, as are test1 and test2 alone.
+    Names with something before the split (`seg_train`) count where it is the same for several splits.
     """
     present = subfolders(path)
     groups = collections.defaultdict[str, dict[str, list[Path]]](dict)
@@ -116,7 +116,8 @@ def _split_folders(path: Path) -> dict[str, Path]:
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
     several = len(named) > 1 and any(map(subfolders, folders))
-    if not (several or (folders and not others) or any(map(_holds_classes, folders))):
+    alike = len(named) == 1 and len(folders) > 1
+    if alike or not (several or (folders and not others) or any(map(_holds_classes, folders))):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
