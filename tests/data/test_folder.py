@@ -197,8 +197,8 @@ def test_folders_of_patients_are_merged_and_named(tmp_path: Path, caplog: pytest
 
 def test_a_folder_is_no_wrapper_beside_a_class_without_images_that_are_read(tmp_path: Path) -> None:
     """Else the patients of one class were the classes."""
-    name = make(tmp_path, "benign/p1/1.png", "benign/p2/1.png", "malignant/p3/1.heic")
-    with pytest.raises(ValueError, match=r"malignant holds no images .*\.heic 1"):
+    name = make(tmp_path, "benign/p1/1.png", "benign/p2/1.png", "malignant/p3/1.dng")
+    with pytest.raises(ValueError, match=r"malignant holds no images .*\.dng 1"):
         load_dataset(name, "all")
 
 

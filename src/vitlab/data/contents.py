@@ -34,7 +34,8 @@ OUTPUTS = {
 """A run or a model, a report, a study, measured speeds, a Python environment: it has the first file and another."""
 EXPORTS = (".onnx", ".pt2", ".safetensors")
 UNREAD = {
-    (".heic", ".heif", ".hif", ".avif"): "install Pillow's plugin pillow-heif, or convert: heif-convert IN OUT.jpg",
+    (".heic", ".heif", ".hif"): "install the extra heif (pillow-heif), or convert: heif-convert IN OUT.jpg",
+    (".avif",): "install a Pillow with a decoder of AVIF, or convert: avifdec IN OUT.png",
     (".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".raw"): "camera raw: export as "
     "JPEG, or extract the camera's own: exiftool -b -JpgFromRaw -w .jpg FOLDER",
     (".psd", ".xcf", ".ai", ".eps", ".svg", ".pdf"): "export as PNG; pages: pdftoppm -r 150 -png IN.pdf OUT",
