@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import put
 from program import answer, call
 from shard_files import serving, write_folders
 
@@ -47,6 +48,20 @@ def test_finetune_in_stages(run: Path, image: Path, capsys: pytest.CaptureFixtur
     threshold = json.loads((folder / "model" / "config.json").read_text()).get("reject_below")
     assert (code == 0) == (result["linear"]["reject_below"] is not None), err
     assert threshold is None or threshold == result["linear"]["reject_below"]
+
+
+def test_a_run_among_the_images_is_not_data(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The work folder is below the current folder, which holds the classes."""
+    for number in range(40):
+        put(tmp_path / "pets" / ("cat", "dog")[number % 2] / f"{number}.png", 60 + 6 * number)
+    monkeypatch.chdir(tmp_path / "pets")
+    argv = ["finetune", str(run), "--dataset", "folder:.", "--runs", "0", "--device", "cpu"]
+    first = answer(capsys, *argv)
+    assert Path("runs/finetune-pets/report/figures").is_dir()
+    assert answer(capsys, *argv) == first
+    assert [row["class"] for row in first["test"]["per_class"]] == ["cat", "dog"]
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

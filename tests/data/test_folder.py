@@ -41,7 +41,7 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
         assert (part.name, part.classes) == (name, ("zebra", "Żółw błotny"))
         np.testing.assert_array_equal(pixels_of(part)[:, 0, 0, 0], np.where(part.labels == 0, 10, 20))
     assert "4 files are not images" in caplog.text
-    assert "(.txt 1, README 1, hidden 1, outside the class folders 1)" in caplog.text
+    assert "(.txt 1, hidden 1, outside the class folders 1, without a suffix 1)" in caplog.text
     assert "has no test and no val split: cut from train, stratified, seed 0" in caplog.text
     assert paths(name, "test", seed=0) == paths_of(parts["test"]) != paths(name, "test", seed=1)
     assert load_dataset(f"folder:{tmp_path.name}", "train", root=tmp_path.parent).labels.tolist() == [0] * 16 + [1] * 16
@@ -122,15 +122,100 @@ def test_an_image_next_to_the_classes_of_a_split(
     assert load_dataset(name, "train").classes == ("a", "b")
 
 
-@pytest.mark.parametrize("names", [("dev", "prod", "test"), ("car", "ship", "train"), ("Valid", "car", "ship")])
+@pytest.mark.parametrize(
+    "names", [("dev", "prod", "test"), ("car", "ship", "train"), ("Valid", "car", "ship"), ("test1", "test2", "test10")]
+)
 def test_classes_that_are_called_like_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         put(tmp_path / name / "x.png")
-    if "prod" not in names:  # several splits would be splits then
+    if {"car", "ship"} < set(names):  # several splits would be splits then
         put(tmp_path / names[-1] / "more" / "x.png")
         put(tmp_path / names[0] / "more" / "x.png")
     part = load_dataset(f"folder:{tmp_path}", "train")
-    assert (part.classes, len(part)) == (names, 3 if "prod" in names else 5)
+    assert (part.classes, len(part)) == (names, 5 if "car" in names else 3)
+
+
+# ------------------------------------------------------------------------------------------- deeper levels
+
+
+def make(folder: Path, *files: str) -> str:
+    """Images; files of other kinds are empty. Returns the name of the data set."""
+    for number, file in enumerate(files):
+        if file.endswith((".jpg", ".png")):
+            put(folder / file, number)
+        else:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).touch()
+    return f"folder:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("files", "sizes"),
+    [
+        ("flowers/cat/1.png flowers/dog/1.png flowers.zip", {"all": 2}),
+        ("a/b/c/cat/1.png a/b/c/dog/2/1.png", {"all": 2}),
+        ("images/cat/1.png images/dog/1.png annotations/1.xml README.md", {"all": 2}),
+        (
+            "training_set/training_set/cat/1.png training_set/training_set/dog/1.png test_set/test_set/cat/1.png",
+            {"trainval": 2, "test": 1},
+        ),
+        (
+            "seg_train/seg_train/cat/1.png seg_train/seg_train/dog/1.png seg_test/seg_test/dog/1.png "
+            "seg_test/seg_test/cat/1.png seg_pred/seg_pred/1.png",
+            {"trainval": 2, "test": 2},
+        ),
+        ("wrap/Training/cat/1.png wrap/Training/dog/1.png wrap/Testing/dog/1.png", {"trainval": 2, "test": 1}),
+        ("train_images/cat/1.png train_images/dog/1.png val2017/dog/1.png", {"train": 2, "test": 1}),
+        ("data/test/cat/1.png data/test/dog/1.png", {"test": 2}),
+        ("test/cat/p1/1.png train/cat/p2/1.png train/dog/1.png", {"trainval": 2, "test": 1}),
+    ],
+)
+def test_wrappers(files: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """As archives of published sets are unpacked."""
+    name = make(tmp_path, *files.split())
+    for split, size in sizes.items():
+        data = load_dataset(name, split, whole_train=True)
+        assert (data.classes, len(data)) == (("cat", "dog"), size)
+        assert all(f"/{data.classes[label]}/" in path for path, label in zip(paths_of(data), data.labels, strict=True))
+
+
+def test_a_wrapper_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = make(tmp_path, "flowers/cat/1.png", "flowers/cat/2.png", "flowers/dog/1.png", "flowers/dog/2.png")
+    for _ in range(2):
+        load_dataset(name, "all")
+    assert [m.partition(": all images lie in ")[2] for m in caplog.messages] == [
+        f"{tmp_path}/flowers, whose folders are read: cat, dog"
+    ]
+
+
+def test_folders_of_patients_are_merged_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = make(tmp_path, "benign/p1/1.png", "benign/p2/1.png", "malignant/p10/1.png", "malignant/p9/40X/1.png")
+    data = load_dataset(name, "all")
+    assert (data.classes, data.labels.tolist()) == (("benign", "malignant"), [0, 0, 1, 1])
+    assert "merged (p1, p2, p9, p10); if these are the classes, give folder:" in caplog.text
+
+
+def test_a_folder_is_no_wrapper_beside_a_class_without_images_that_are_read(tmp_path: Path) -> None:
+    """Else the patients of one class were the classes."""
+    name = make(tmp_path, "benign/p1/1.png", "benign/p2/1.png", "malignant/p3/1.dng")
+    with pytest.raises(ValueError, match=r"malignant holds no images .*\.dng 1"):
+        load_dataset(name, "all")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("rose/1.png", "lily/1.png", "all/rose/1.png", "all/lily/1.png"), "all are called like the classes .*/all to"),
+        (("cat/train/1.png", "cat/test/1.png", "dog/train/1.png", "dog/test/1.png"), r"cat holds splits \(test, train"),
+        (("images/cat/1.png", "images/dog/1.png", "masks/cat/1.png"), r"images holds folders .*give folder:.*/images"),
+        (("train/cat/1.png", "train/dog/1.png", "test1/1.png", "test1/2.png"), "test1 has no class folders"),
+        (("train/cat.1.png", "train/dog.1.png", "test1/1.png"), "train has no class folders: .*csv:PATH"),
+        (("train/a/1.png", "x_test/1.png"), "or give folder:.*/train"),
+    ],
+)
+def test_ambiguous_folders(files: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_dataset(make(tmp_path, *files), "test")
 
 
 # ---------------------------------------------------------------------------------------- what is in folders
@@ -200,7 +285,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path, caplog: pytest.LogCaptur
     ("files", "message"),
     [
         ((), "has no class folders"),
-        (("a/1.png", "b/"), "class folder .*b holds no images"),
+        (("a/1.png", "b/"), "folder .*b holds no images .* fill it"),
         (("car/x.png", "ship/x.png", "train/electric/x.png"), r"train holds folders, .*\['car', 'ship'\]"),
         (("train/1.png", "val/1.png"), "train has no class folders"),
         (("train/a/1.png", "val/a/1.png", "Valid/"), "Valid and .*val are the same split"),

@@ -115,6 +115,9 @@ def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
     assert load_dataset(words, "val").labels.tolist() == [1]
     with pytest.raises(ValueError, match=r"test has classes that are missing in train: \['c'\]"):
         load_dataset(words, "test")
+    counts = save(hub, tmp_path / "counts", {"train": ["10", "9", "x2"], "val": ["10"]}, hub.Value("string"))
+    assert load_dataset(counts, "val").classes == ("9", "10", "x2")
+    assert load_dataset(counts, "val").labels.tolist() == [1]
     several = {"train": [[3, 0], [1]], "val": [[2, 3]], "test": [[1]]}
     lists = save(hub, tmp_path / "lists", several, hub.List(hub.ClassLabel(names=list("abcd"))))
     train = load_dataset(lists, "train")

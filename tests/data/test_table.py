@@ -77,7 +77,7 @@ def test_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
     text = "file,label\na.png,10\nb.png,9\nc.png,0\n"
     assert load_dataset(table(tmp_path, text), "all").classes == ("0", "9", "10")
     (tmp_path / "labels.csv").write_text(text.replace("c.png,0", "c.png,x"))
-    assert load_dataset(f"csv:{tmp_path}/labels.csv", "all").classes == ("10", "9", "x")
+    assert load_dataset(f"csv:{tmp_path}/labels.csv", "all").classes == ("9", "10", "x")
 
 
 # ------------------------------------------------------------------------------------------------- splits

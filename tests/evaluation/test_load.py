@@ -225,3 +225,15 @@ def test_a_class_with_two_outputs() -> None:
     birds = Dataset("folder:birds", "test", ("crane", "egret"), np.arange(2), np.zeros((2, 1, 1, 3), np.uint8))
     with pytest.raises(UserError, match="several outputs called crane"):
         match_classes(birds, {"classes": ["crane", "crane", "egret"]}, 3, "folder:birds", "m")
+
+
+def test_classes_are_matched_in_any_unicode_form_and_without_names_by_position(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    composed, decomposed = "\u00dcbung", "U\u0308bung"
+    images = Dataset("folder:m", "test", (decomposed, "a"), np.arange(2), np.zeros((2, 1, 1, 3), np.uint8))
+    matched = match_classes(images, {"classes": ["a", composed]}, 2, "folder:m", "m")
+    assert (matched.classes, matched.labels.tolist()) == (("a", composed), [1, 0])
+    assert not caplog.messages
+    assert match_classes(images, {}, 2, "folder:m", "m") is images
+    assert "m has no class names: classes are matched by position (0 " in caplog.text

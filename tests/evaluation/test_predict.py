@@ -167,7 +167,7 @@ def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) ->
     with pytest.raises(UserError, match="no image was named"):
         predictions(workdir)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"the folder .* holds no image \(.*\.jpg"):
+    with pytest.raises(UserError, match=r"the folder .* holds no images \(.*\.jpg"):
         predictions(workdir, str(tmp_path / "empty"))
     before_any_work = predict(workdir, [*images, str(tmp_path / "nowhere.png")], CPU)
     with pytest.raises(UserError, match="there is no file or folder"):

@@ -198,6 +198,19 @@ def test_drop_unreadable(size: int, tmp_path: Path) -> None:
     assert readable.record == {"unreadable": [{"path": path, "reason": reason} for path in paths]}
 
 
+def test_a_class_without_a_readable_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be trained as a class that no image shows; in the test it is only not measured."""
+    splits = folder_splits(tmp_path, 100)
+    for image in (tmp_path / "test" / "bees").iterdir():
+        image.write_bytes(b"")
+    assert drop_unreadable(splits).test.labels.tolist() == [0] * 5
+    assert "no image of bees in" in caplog.text
+    for image in (tmp_path / "train" / "bees").iterdir():
+        image.write_bytes(b"")
+    with pytest.raises(UserError, match=r"no image of bees in .*\(train\) can be read; .*zero bytes"):
+        drop_unreadable(splits)
+
+
 def test_rank_0_decodes_for_all(
     tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,8 @@ class DataConfig:
     """Split to train on; `trainval` adds the held-out split."""
     eval_split: str = "val"
     """Split to evaluate on while training."""
-    classes: tuple[int, ...] | None = None
-    """Keep only these classes, renumbered from 0; None keeps all."""
+    classes: tuple[int | str, ...] | None = None
+    """Keep only these classes, given by name or number, renumbered from 0; None keeps all."""
     crop: Literal["inception", "random", "pad", "none"] = "inception"
     """Training crop: `inception` (part of the area, squashed to size), `random` (resize, then crop), `pad` (shift)
     or `none` (the whole image)."""

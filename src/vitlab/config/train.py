@@ -76,9 +76,9 @@ class FewShotConfig:
     """Random samples of the examples; the accuracy is their mean."""
     test_images: PositiveInt | None = None
     """Maximum number of test images, taken evenly from the split; None takes all."""
-    classes: tuple[NonNegativeInt, ...] | None = None
-    """Evaluate on these classes only, by their numbers in the whole data set; they may differ from the run's. None
-    means the run's classes for its own data set, and all classes of another."""
+    classes: tuple[NonNegativeInt | str, ...] | None = None
+    """Evaluate on these classes only, by their names or numbers in the whole data set; they may differ from the run's.
+    None means the run's classes for its own data set, and all classes of another."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -147,7 +147,7 @@ class TrainConfig:
     compile: bool | Literal["auto"] = "auto"
     """Compile the model with torch.compile; `auto` does in long runs, on a CPU of hybrids and ResNets alone."""
     trained_blocks: NonNegativeInt | None = None
-    """Train the last blocks of the encoder and what follows them, this many; 0 trains the head alone, None everything."""
+    """Train the last blocks of the encoder, this many, and what follows them; 0 trains the head alone, None all."""
     activation_checkpointing: bool = False
     """Recompute the activations inside a block in the backward pass: less memory, more time."""
     fsdp: bool = False

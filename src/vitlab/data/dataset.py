@@ -290,24 +290,6 @@ def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     return dataset.take(np.sort(order[rank < counts[dataset.labels[order]]]))
 
 
-def keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
-    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them."""
-    count = len(dataset.classes)
-    if not classes or len(set(classes)) < len(classes) or not all(0 <= c < count for c in classes):
-        raise UserError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
-    new = np.full(count, -1)
-    new[list(classes)] = np.arange(len(classes))
-    labels = dataset.all_labels.renumber(new)
-    indices = np.flatnonzero(labels.counts)
-    labels = labels.take(indices)
-    return dataclasses.replace(
-        dataset.take(indices),
-        classes=tuple(dataset.classes[c] for c in classes),
-        labels=labels.firsts,
-        label_sets=None if dataset.label_sets is None else labels,
-    )
-
-
 def numbered_classes(top: int, where: str) -> tuple[str, ...]:
     """Names for numbered classes, "0" to `top`; `where` is for messages. Raises UserError for too many."""
     if top >= MAX_CLASSES:

@@ -2,14 +2,27 @@
 
 import collections
 import dataclasses
+import itertools
 import logging
-import os
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from vitlab.data.classes import canonical, natural_order
+from vitlab.data.contents import (
+    contents_of,
+    has_images,
+    look_again,
+    no_images,
+    report_ignored,
+    require_no_dead_links,
+    subfolders,
+)
 from vitlab.data.dataset import Dataset, SplitReader
-from vitlab.data.decode import IMAGE_SUFFIXES, Entry
+from vitlab.data.decode import Entry
+from vitlab.data.registry import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 
 logger = logging.getLogger(__name__)
@@ -19,23 +32,39 @@ SPLIT_FOLDERS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
+_SPLITS = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
+_SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(_SPLITS)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
+"""`test`, `test_set`, `val2017`, and with a name before it `seg_test`."""
+_WRAPPERS = ("data", "dataset", "datasets", "images", "image", "imgs", "img", "photos", "pictures")
+"""Folders of class folders, which are not classes themselves."""
 
 
 def folder_splits(path: Path, name: str) -> SplitReader:
-    """`PATH/CLASS/**/image`, or the same below `train/`, `val/` and `test/`, or other names of `SPLIT_FOLDERS`.
+    """`PATH/CLASS/**/image`, or the same below `train/`, `val/` and `test/`, or other names of splits (`_SPLIT_NAME`).
 
-    The classes are the sorted folder names (of `train/`, where there is one); all splits share them.
+    If all images of a folder lie in one of its folders, and there in several folders, it only wraps these: the inner
+    one is read. The classes are the folder names (of `train/`, where there is one) in `natural_order`; all splits share
+    them.
     """
-    splits = _split_folders(path) or {"train": path}
-    roots = [splits["train"]] if "train" in splits else list(splits.values())
-    classes = tuple(sorted({folder for root in roots for folder in subfolders(root)}))
+    look_again()
+    home = _unwrap(path, lambda folder: bool(_split_folders(folder)))
+    splits = _split_folders(home)
+    if "train" in splits:
+        splits["train"] = _unwrap(splits["train"])
+    roots = [splits["train"]] if "train" in splits else list(splits.values()) or [home]
+    classes = natural_order({canonical(folder): folder for root in roots for folder in subfolders(root)}.values())
     if not classes:
-        root = quoted(str(roots[0]))
-        raise UserError(
-            f"{root} has no class folders: expected {root}/CLASS/image.jpg, or metadata.csv with file_name and label"
-        )
+        raise _no_class_folders(roots[0])
+    known = set(map(canonical, classes))
+    splits = {
+        split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
+        for split, folder in splits.items()
+    }
+    for root in roots:
+        _check_levels(root, subfolders(root))
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
     shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
+    splits = splits or {"train": home}
 
     def read(split: str) -> Dataset:
         dataset = read_class_folders(splits[split], name, split, classes)
@@ -44,95 +73,122 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     return list(splits), read
 
 
+def _no_class_folders(root: Path) -> UserError:
+    shown = quoted(str(root))
+    return UserError(
+        f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and label, or "
+        f"a table as csv:PATH. Images without labels are for `vitlab predict`"
+    )
+
+
+def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
+    """`path`, or the folder in it, or deeper, that holds several folders of images, or that `stop` accepts.
+
+    All on the way hold one folder and no image. Beside one called like `_WRAPPERS` may be others without images.
+    """
+    inner = path
+    while not stop(inner):
+        present = subfolders(inner)
+        holding = list(itertools.islice((folder for folder in present if has_images(inner / folder)), 2))
+        if not holding or has_images(inner, below=False):
+            return path
+        if len(holding) > 1 or (len(present) > 1 and holding[0].lower() not in _WRAPPERS):
+            break
+        inner = inner / holding[0]
+    if inner != path:
+        folders = first_ten(natural_order(subfolders(inner)))
+        warn_once(f"{quoted(str(path))}: all images lie in {quoted(str(inner))}, whose folders are read: {folders}")
+    return inner
+
+
 def _split_folders(path: Path) -> dict[str, Path]:
     """Split -> its folder; empty if `path` holds class folders.
 
-    One folder among others that is named like a split and holds images itself is a class.
+    One folder among others that is named like a split and holds images itself is a class, as are test1 and test2 alone.
+    Names with something before the split (`seg_train`) count where it is the same for several splits.
     """
     present = subfolders(path)
-    named = {split: [path / n for n in present if n.lower() in names] for split, names in SPLIT_FOLDERS.items()}
-    named = {split: folders for split, folders in named.items() if folders}
+    groups = collections.defaultdict[str, dict[str, list[Path]]](dict)
+    for folder in present:
+        if match := _SPLIT_NAME.fullmatch(folder.lower()):
+            groups[match[1] or ""].setdefault(_SPLITS[match[2]], []).append(path / folder)
+    named = groups[""] or next((group for group in groups.values() if len(group) > 1), {})
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
     several = len(named) > 1 and any(map(subfolders, folders))
-    if not (several or (folders and not others) or any(map(_holds_classes, folders))):
+    alike = len(named) == 1 and len(folders) > 1
+    if alike or not (several or (folders and not others) or any(map(_holds_classes, folders))):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
-    if len(named) == 1 and any(images_below(path / other) for other in others):
+    if len(named) == 1 and any(has_images(path / other) for other in others):
         raise UserError(
             f"{folders[0]} holds folders, as a split with classes does, and there are images in {others} too: "
-            f"rename {folders[0].name} if it is a class, or move the others away"
+            f"rename {folders[0].name} if it is a class, or move the others away, or give folder:{folders[0]}"
         )
     if others:
-        logger.warning("%s: the folders %s are not splits and are not read", quoted(str(path)), others)
-    return {split: folder for split, (folder,) in named.items()}
+        warn_once(f"{quoted(str(path))}: the folders {others} are not splits and are not read")
+    return {split: named[split][0] for split in SPLIT_FOLDERS if split in named}
 
 
 def _holds_classes(path: Path) -> bool:
     """Whether there are folders in it, and no images at the same level."""
-    visible = [p for p in path.iterdir() if not p.name.startswith(".")]
-    return any(p.is_dir() for p in visible) and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in visible)
+    return bool(subfolders(path)) and not has_images(path, below=False)
+
+
+def _check_levels(root: Path, classes: Sequence[str]) -> None:
+    """Logs that folders in class folders are merged. Raises UserError where these are the classes, or the splits."""
+    indirect = [folder for folder in classes if not has_images(root / folder, below=False)]
+    nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
+    direct = set(map(canonical, classes)).difference(map(canonical, nested))
+    for folder, inner in nested.items():
+        if len({_SPLITS[name.lower()] for name in inner if name.lower() in _SPLITS}) > 1:
+            reason = f"{folder} holds splits ({first_ten(inner)})"
+        elif len(direct.intersection(map(canonical, inner))) > max(1, len(inner) / 2):
+            reason = f"the folders in {folder} are called like the classes beside it"
+        elif folder.lower() in _WRAPPERS and len(classes) > 1:
+            reason = f"{folder} holds folders ({first_ten(inner)}), as a data set does"
+        else:
+            continue
+        raise UserError(
+            f"{quoted(str(root))} would be read as the classes {first_ten(classes)}, but {reason}: give "
+            f"folder:{quoted(str(root / folder))} to read that alone, or move or rename it"
+        )
+    if nested:
+        inner = first_ten(natural_order({name for names in nested.values() for name in names}))
+        warn_once(
+            f"{quoted(str(root))}: the folders in the classes {first_ten(list(nested))} are merged ({inner}); if these "
+            f"are the classes, give folder:{quoted(str(root / next(iter(nested))))}"
+        )
 
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
-    """The images of `PATH/CLASS/`, a folder for each of `classes`; one that is missing is logged."""
-    present, shown = subfolders(path), quoted(str(path))
-    if unknown := sorted(set(present) - set(classes)):
+    """The images of `PATH/CLASS/`, a folder for each of `classes`, up to Unicode's form; one that is missing is logged.
+
+    Raises UserError for class folders that are not among `classes`, hold no images, or have dead links.
+    """
+    present, shown = {canonical(folder): folder for folder in subfolders(path)}, quoted(str(path))
+    if len(present) < len(names := subfolders(path)):
+        twice = [folder for folder in names if folder not in present.values()]
+        raise UserError(f"{shown} has two folders for the class {first_ten(twice)}, in two Unicode forms: merge them")
+    known = set(map(canonical, classes))
+    if unknown := [folder for key, folder in present.items() if key not in known]:
         raise UserError(f"{shown} has class folders that are missing in train: {first_ten(unknown)}")
     if not present:
         raise UserError(
             f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
         )
-    if missing := [folder for folder in classes if folder not in present]:
+    if missing := [folder for folder in classes if canonical(folder) not in present]:
         text = "%s has no folder for %d of the %d classes: %s"
         logger.warning(text, shown, len(missing), len(classes), first_ten(list(map(repr, missing))))
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
-    images = {folder: images_below(path / folder, ignored) for folder in present}
-    if empty := [folder for folder in present if not images[folder]]:
-        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise UserError(f"the class folder {quoted(str(path / empty[0]))} holds no images ({suffixes}): remove it")
+    contents = {key: contents_of(path / folder) for key, folder in present.items()}
+    require_no_dead_links(path, [link for found in contents.values() for link in found.dead])
+    for key, found in contents.items():
+        if not found.images:
+            raise no_images(path / present[key], found.others)
+        ignored += found.others
     report_ignored(path, ignored)
-    entries = [Entry(image) for folder in classes for image in images.get(folder, ())]
-    labels = np.repeat(np.arange(len(classes)), [len(images.get(folder, ())) for folder in classes])
-    return Dataset(name, split, classes, labels, entries=entries)
-
-
-def images_below(folder: Path, ignored: collections.Counter[str] | None = None) -> list[str]:
-    """All images in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
-
-    Links are followed, each folder is read once, hidden ones are skipped. Raises UserError.
-    """
-
-    def fail(error: OSError) -> None:
-        raise UserError(f"cannot list the folder {quoted(str(error.filename))}: {error.strerror}")
-
-    files, seen, others = [], set[str](), collections.Counter[str]() if ignored is None else ignored
-    for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if (real := os.path.realpath(parent)) in seen:  # a link back: following it would have no end
-            folders.clear()
-            continue
-        seen.add(real)
-        for file in (Path(parent, name) for name in names):
-            if file.name.startswith("."):
-                others["hidden"] += 1
-            elif file.suffix.lower() in IMAGE_SUFFIXES:
-                files.append(str(file))
-            else:
-                others[file.suffix.lower() or file.name] += 1
-    return sorted(files)
-
-
-def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
-    """Logs the counts of files by kind that are left out."""
-    if ignored:
-        kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
-        logger.warning("%s: %d files are not images and are skipped (%s)", quoted(str(path)), ignored.total(), kinds)
-
-
-def subfolders(path: Path) -> list[str]:
-    """The sorted names of the folders in `path` that are not hidden. Raises UserError if there is no such folder."""
-    if not path.is_dir():
-        raise UserError(f"there is no folder {quoted(str(path))}")
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    images = [contents[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
+    entries = [Entry(image) for same in images for image in same]
+    return Dataset(name, split, classes, np.repeat(np.arange(len(classes)), list(map(len, images))), entries=entries)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitlab.data.classes import canonical, natural_order
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
@@ -178,10 +179,11 @@ def _labels(
     if names and classes and names != classes:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
     if values.dtype.kind in "OU":
-        classes = tuple(np.unique(known).tolist())
-        if unknown := sorted(set(values.tolist()) - set(classes)):
+        classes = natural_order({canonical(label): label for label in reversed(known.tolist())}.values())
+        index = {canonical(label): i for i, label in enumerate(classes)}
+        if unknown := sorted(label for label in set(values.tolist()) if canonical(label) not in index):
             raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
-        values = np.searchsorted(np.array(classes), values)
+        values = np.array([index[canonical(label)] for label in values.tolist()], np.int64)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
     classes = classes or numbered_classes(int(known.max(initial=-1)), f"{name}, column {column},")

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
+from vitlab.data.classes import keep_classes
+from vitlab.data.dataset import Dataset, SplitReader, join, stratified_split, stratified_subset
 from vitlab.data.decode import Entry, Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.vtab.sources import SOURCES
@@ -82,7 +83,7 @@ def load_dataset(
     split: str,
     *,
     root: str | os.PathLike[str] | None = None,
-    classes: Sequence[int] | None = None,
+    classes: Sequence[int | str] | None = None,
     download: bool = True,
     on_error: str = "raise",
     exclude: str | os.PathLike[str] | None = None,
@@ -100,7 +101,7 @@ def load_dataset(
     VTAB's tasks) every image of the source once. If the user's data set (`folder:`, `csv:`, `shards:`, `hub:`) has val
     and no test, val is used as test: "val" and "test" are the same images, "train" and "trainval" are train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
-    classes: the labels to keep, renumbered 0, 1, ... in the order given; an image stays if it has any of them.
+    classes: the names or numbers of the classes to keep, as `keep_classes` does.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
     exclude: a list of images to leave out, as `vitlab duplicates` writes it.
     part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so

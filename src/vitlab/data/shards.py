@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.data.contents import report_ignored
 from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
-from vitlab.data.folder import SPLIT_FOLDERS, report_ignored
+from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.limits import MAX_IMAGE_BYTES
 from vitlab.data.shard_index import (
     CLASSES,

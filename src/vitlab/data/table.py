@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitlab.data.classes import canonical, natural_order
+from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
-from vitlab.data.folder import SPLIT_FOLDERS, images_below, subfolders
+from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.registry import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.io import parse_json, read_regular
@@ -70,13 +72,15 @@ def metadata_splits(path: Path, name: str) -> SplitReader | None:
 
 
 def _splits(rows: Sequence[Row], folder: Path, name: str) -> SplitReader:
+    forms: dict[str, str] = {}  # of a label in several Unicode forms, the first
+    same = (dict.fromkeys(forms.setdefault(canonical(label), label) for label in row.labels) for row in rows)
+    rows = [row._replace(labels=tuple(labels)) for row, labels in zip(rows, same, strict=True)]
     rows = _without_repetitions(rows, name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
     known = {label for row in rows if row.split == present[0] or "train" not in present for label in row.labels}
     if unknown := sorted({label for row in rows for label in row.labels} - known):
         raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
-    numeric = all(label.isdecimal() and len(label) < 16 for label in known)
-    classes = tuple(sorted(known, key=lambda label: (int(label) if numeric else 0, label)))
+    classes = natural_order(known)
     index = {label: i for i, label in enumerate(classes)}
     several = any(len(row.labels) > 1 for row in rows)
     if (unlabeled := [row.file for row in rows if not row.labels]) and not several:

@@ -316,7 +316,7 @@ def evaluate_checkpoint(
     log(f"images: {preprocessing.describe()}")
     # Of its own data set the checkpoint knows the folder, the classes, and whether unreadable images were skipped.
     known = metadata if name == metadata.get("dataset") else {}
-    root, classes = root or known.get("root"), known.get("class_indices")
+    root, classes = root or known.get("root"), known.get("classes") if known.get("class_indices") else None
     options = dataclasses.replace(options, on_error="skip") if known.get("on_error") == "skip" else options
     with world.rank_0_first():
         how = {"root": root, "classes": classes, "on_error": options.on_error, "partial": partial}

@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Int
 from torch import nn
 
 from vitlab.data import downloads
+from vitlab.data.classes import require_two_classes
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.decode import Levels
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
@@ -219,11 +220,12 @@ def load_train_and_test(
 
 
 def check_train_and_test(train: Dataset, test: Dataset) -> None:
-    """Raises UserError for splits of different classes, with several labels per image, or without images."""
+    """Raises UserError for splits of different classes or one, with several labels per image, or without images."""
     for dataset in (train, test):
         if dataset.label_sets is not None:
             raise UserError(f"{dataset.name} has several labels per image; few-shot and probes need one.")
         if not len(dataset):
             raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
+    require_two_classes(train)
     if train.classes != test.classes:
         raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")

@@ -4,6 +4,7 @@ There is no automatic precision: a result must not depend on the machine. In flo
 checkpoint; in bfloat16 weights and activations have 8 significant bits, and logits and features are cast to float32.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitlab.data.classes import canonical
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
@@ -129,7 +131,8 @@ def nothing_readable(dataset: Dataset) -> UserError:
 def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
     """`images` with the class names and numbers of the checkpoint. Raises UserError for classes that it does not have.
 
-    Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
+    Classes are matched by name, in any Unicode form, and without names by position, which is logged; the test sets of
+    ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
     names = tuple(metadata.get("classes") or ())
     if names == images.classes:
@@ -142,8 +145,12 @@ def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name:
             f"take a checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
         )
     if not names:
+        if outputs == len(images.classes):
+            order = first_ten([f"{number} {label}" for number, label in enumerate(images.classes)])
+            logger.warning("%s has no class names: classes are matched by position (%s)", checkpoint, order)
         return images
-    if unknown := [label for label in images.classes if label not in set(names)]:
+    known = set(map(canonical, names))
+    if unknown := [label for label in images.classes if canonical(label) not in known]:
         raise UserError(
             f"{checkpoint} knows the classes {first_ten(names)} and not {first_ten(unknown)}, which {quoted(name)} "
             f"has; evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
@@ -153,11 +160,13 @@ def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name:
 
 def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
     """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
-    if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
+    index = {canonical(name): number for number, name in enumerate(classes)}
+    counts = collections.Counter(map(canonical, classes))
+    if repeated := sorted({name for name in images.classes if counts[canonical(name)] > 1}):
         raise UserError(f"{checkpoint} has several outputs called {first_ten(repeated)}; give them different names.")
     if (present := len(images.classes)) < len(classes):
         text = "%s has %d of the model's %d classes; predictions are over all of them, and one of the others is wrong"
         logger.warning(text, quoted(images.name), present, len(classes))
-    new = np.array([classes.index(name) for name in images.classes])
+    new = np.array([index[canonical(name)] for name in images.classes])
     sets = None if images.label_sets is None else images.label_sets.renumber(new)
     return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)

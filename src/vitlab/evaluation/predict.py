@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, Levels, decode_image, stretch, to_array
-from vitlab.data.folder import images_below
+from vitlab.data.contents import contents_of, images_below, no_images
+from vitlab.data.decode import ImageError, Levels, decode_image, stretch, to_array
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
@@ -138,9 +138,7 @@ def find_images(
         if path.is_dir():
             files = sorted(map(Path, images_below(path)))
             if not files:
-                raise UserError(
-                    f"the folder {quoted(str(source))} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))})."
-                )
+                raise no_images(path, contents_of(path).others)
             yield from ((str(file), file) for file in files)
         elif path.exists():  # anything but a regular file is an error of its reader
             yield str(path), path

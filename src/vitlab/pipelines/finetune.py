@@ -14,6 +14,7 @@ from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
+from vitlab.data.classes import require_two_classes
 from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
@@ -153,6 +154,7 @@ def _load_data(
     if config.data.levels is not None:
         log("black and white: the values {} and {} of an image file".format(*config.data.levels))
     splits = load_splits(config.data, world)
+    require_two_classes(splits.train)
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:
         config = dataclasses.replace(config, loss="sigmoid")

@@ -90,7 +90,7 @@ class Run:
             metadata["dataset"],
             "test",
             root=metadata["root"],
-            classes=metadata["class_indices"],
+            classes=metadata["classes"] if metadata["class_indices"] else None,  # their numbers may have changed
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
             levels=Preprocessing.read(metadata, str(self.folder)).range,

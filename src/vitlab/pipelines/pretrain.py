@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
+from vitlab.data.classes import require_classes_left, require_two_classes, warn_of_contradictions
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import identity
@@ -148,10 +149,14 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
                 f"none of the {len(dataset):,} images of {dataset.name} ({dataset.split}) can be read; the first, "
                 f"{quoted(path)}: {reason}."
             )
-        return dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
+        rest = dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
+        require_classes_left(dataset, rest, failures, train=dataset is splits.train)
+        return rest
 
     train_set, test = readable(splits.train), readable(splits.test)
     val = test if splits.val is splits.test else readable(splits.val)
+    if world.is_rank_0:
+        warn_of_contradictions(train_set, val, test)
     return Splits(train_set, val, test, [{"path": path, "reason": reasons[path]} for path in sorted(reasons)])
 
 
@@ -196,6 +201,7 @@ def pretrain(
     config = dataclasses.replace(config, data=with_measured_range(config.data, world))
     splits = load_splits(config.data, world)
     if config.masking is None:
+        require_two_classes(splits.train)
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)

@@ -1,0 +1,140 @@
+"""Classes: the order of their names, which names are the same, which classes are kept, and what a training needs."""
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.data.dataset import Dataset, Entries
+from vitlab.errors import UserError, first_ten, quoted
+from vitlab.io import open_regular, sha256
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile("([0-9]+)")
+HASHED_END = 2**12
+"""Bytes at the end of files of one size, which differ wherever compressed images do."""
+
+
+def natural_order(names: Iterable[str]) -> tuple[str, ...]:
+    """The names sorted: numbers in them by value (2 before 10), all else by code point, as `sorted` does."""
+
+    def key(name: str) -> tuple[list[Any], str]:
+        parts: list[Any] = _NUMBER.split(name)  # text and numbers in turn, so that only like is compared with like
+        parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
+        return parts, name
+
+    return tuple(sorted(names, key=key))
+
+
+def canonical(name: str) -> str:
+    """The form in which names are compared (NFC): macOS stores an umlaut as two characters, other systems as one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
+    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them.
+
+    A number is an index, but a name where names of classes are numbers. Raises UserError.
+    """
+    given = tuple(classes)
+    known: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
+    if any(name.isdecimal() for name in dataset.classes):
+        classes = [str(c) for c in classes]
+    else:
+        known |= {index: index for index in range(len(dataset.classes))}
+    chosen = [known.get(canonical(c) if isinstance(c, str) else c, -1) for c in classes]
+    if not chosen or -1 in chosen or len(set(chosen)) < len(chosen):
+        raise UserError(
+            f"classes must be different names ({first_ten(dataset.classes)}) or numbers from 0 to "
+            f"{len(dataset.classes) - 1} of {dataset.name}, not {given}"
+        )
+    kept = np.array(chosen, np.int64)
+    new = np.full(len(dataset.classes), -1)
+    new[kept] = np.arange(len(kept))
+    labels = dataset.all_labels.renumber(new)
+    indices = np.flatnonzero(labels.counts)
+    labels = labels.take(indices)
+    return dataclasses.replace(
+        dataset.take(indices),
+        classes=tuple(dataset.classes[c] for c in kept),
+        labels=labels.firsts,
+        label_sets=None if dataset.label_sets is None else labels,
+    )
+
+
+def require_two_classes(train: Dataset) -> None:
+    """Raises UserError if all training images are of one class, and have no other labels to be learned."""
+    present = np.unique(train.labels)
+    if not train.multi_label and len(present) < 2:
+        raise UserError(
+            f"{quoted(train.name)} has one class in its {train.split} split, "
+            f"{first_ten([train.classes[label] for label in present])}, and every prediction would be right: give "
+            f"images of two classes or more. To tell one kind of image from all others, add a class of others."
+        )
+
+
+def require_classes_left(
+    dataset: Dataset, rest: Dataset, failures: Sequence[tuple[int, str, str]], *, train: bool
+) -> None:
+    """Raises UserError if `rest` has no image of a class, as all that `dataset` had are among `failures` (index, path,
+    reason); if it is not for training, it is logged."""
+    lost = np.setdiff1d(dataset.all_labels.values, rest.all_labels.values)
+    if not len(lost):
+        return
+    _, path, reason = next(f for f in failures if np.isin(dataset.all_labels.of(f[0]), lost).any())
+    text = (
+        f"no image of {first_ten([dataset.classes[label] for label in lost])} in {dataset.name} ({dataset.split}) can "
+        f"be read; the first, {quoted(path)}: {reason}"
+    )
+    if train:
+        raise UserError(f"{text}. Mend the images, or leave the class out.")
+    logger.warning("%s; nothing is measured on it", text)
+
+
+def warn_of_contradictions(*datasets: Dataset) -> None:
+    """Logs files with the same bytes and different labels. Compares whole files only where sizes and ends agree, and no
+    images in shards or memory."""
+    labels: dict[str, bytes] = {}
+    for dataset in datasets:
+        if not isinstance(dataset.entries, Entries):
+            files = [entry.file if entry.size == -1 else "" for entry in dataset.entries]
+            labels |= {file: np.sort(dataset.all_labels.of(i)).tobytes() for i, file in enumerate(files) if file}
+    groups = [list(labels)]
+    for fingerprint in (_size, _end, _digest):
+        alike = collections.defaultdict[object, list[str]](list)
+        for number, files in enumerate(groups):
+            for file in files:
+                with contextlib.suppress(OSError):  # it is missing: reading it says so
+                    alike[number, fingerprint(file)].append(file)
+        groups = [files for files in alike.values() if len({labels[file] for file in files}) > 1]
+    pairs = [f"{a} = {next(b for b in others if labels[b] != labels[a])}" for a, *others in groups]
+    if pairs:
+        text = "%s: %d times the same image has different labels, one of which is wrong: %s"
+        logger.warning(text, quoted(datasets[0].name), len(pairs), first_ten(pairs))
+
+
+def _size(file: str) -> int:
+    status = os.stat(file)  # noqa: PTH116  (a Path for every image is slow)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{file} is not a regular file")
+    return status.st_size
+
+
+def _end(file: str) -> bytes:
+    with open_regular(file) as opened:
+        opened.seek(max(0, os.fstat(opened.fileno()).st_size - HASHED_END))
+        return opened.read()
+
+
+def _digest(file: str) -> str:
+    return sha256(Path(file))

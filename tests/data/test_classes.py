@@ -1,0 +1,123 @@
+"""The order of class names, names in several Unicode forms, and the classes that a training needs."""
+
+import shutil
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import paths_of, put
+
+from vitlab.data.classes import keep_classes, natural_order, require_two_classes, warn_of_contradictions
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
+
+NFC = "Übung"
+NFD = unicodedata.normalize("NFD", NFC)
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        [str(i) for i in range(12)],
+        ["Zebra", "ant", "bee"],  # as PyTorch's ImageFolder
+        ["01", "1", "2a", "2b", "10", "a", "a2", "a2b1", "a10", "²"],
+        ["day 9", "day 10", "day 10b", "day " + "9" * 5000],  # more digits than Python takes for a number
+    ],
+)
+def test_natural_order(ordered: list[str]) -> None:
+    assert natural_order(reversed(ordered)) == tuple(ordered)
+
+
+def test_folders_and_tables_have_one_order(tmp_path: Path) -> None:
+    for i in range(12):
+        put(tmp_path / "set" / str(i) / "1.png")
+    (tmp_path / "set.csv").write_text("file,label\n" + "".join(f"set/{i}/1.png,{i}\n" for i in range(12)))
+    folder, table = (
+        load_dataset(f"{kind}:{tmp_path}/set{end}", "all") for kind, end in (("folder", ""), ("csv", ".csv"))
+    )
+    assert folder.classes == table.classes == tuple(map(str, range(12)))
+    labels = [dict(zip(paths_of(data), data.labels.tolist(), strict=True)) for data in (folder, table)]
+    assert labels[0] == labels[1]
+
+
+# ------------------------------------------------------------------------------------------- Unicode forms
+
+
+@pytest.mark.parametrize(("train", "test"), [(NFD, NFC), (NFC, NFD)])
+def test_forms_of_a_name_are_one_class(train: str, test: str, tmp_path: Path) -> None:
+    for folder in (f"train/{train}", "train/a", f"test/{test}", "test/a"):
+        put(tmp_path / folder / "1.png")
+    for split in ("train", "test"):
+        data = load_dataset(f"folder:{tmp_path}", split, whole_train=True)
+        assert (data.classes, data.labels.tolist()) == (natural_order(["a", train]), [0, 1])
+    rows = f"train/a/1.png,a,train\ntrain/{train}/1.png,{train},train\ntest/{test}/1.png,{test},test\n"
+    (tmp_path / "t.csv").write_text(f"file,label,split\n{rows}")
+    data = load_dataset(f"csv:{tmp_path}/t.csv", "test")
+    assert [data.classes[label] for label in data.labels] == [train]
+
+
+def test_two_forms_of_a_name_in_one_folder(tmp_path: Path) -> None:
+    for folder in (NFC, NFD, "a"):
+        put(tmp_path / folder / "1.png")
+    with pytest.raises(UserError, match=r"two folders for the class .*Unicode forms: merge"):
+        load_dataset(f"folder:{tmp_path}", "all")
+
+
+# ---------------------------------------------------------------------------------------- classes to keep
+
+
+def dataset(*classes: str) -> Dataset:
+    count = len(classes)
+    return Dataset("folder:mine", "train", classes, np.arange(count), np.zeros((count, 1, 1, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "kept"),
+    [
+        (("ant", NFD, "cat"), (NFC, 0), (NFD, "ant")),
+        (("1", "2", "12"), (1, 12), ("1", "12")),  # names of numbers are names, not indices
+        (("1", "2", "12"), ("2",), ("2",)),
+    ],
+)
+def test_classes_by_name_or_number(
+    names: tuple[str, ...], chosen: tuple[int | str, ...], kept: tuple[str, ...]
+) -> None:
+    part = keep_classes(dataset(*names), chosen)
+    assert (part.classes, part.labels.tolist()) == (kept, sorted(range(len(kept)), key=lambda i: names.index(kept[i])))
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [(("ant", "bee"), ("cat",)), (("ant", "bee"), (2,)), (("1", "2", "12"), (0, 1)), (("ant", "bee"), (0, "ant"))],
+)
+def test_invalid_classes_to_keep(names: tuple[str, ...], chosen: tuple[int | str, ...]) -> None:
+    with pytest.raises(UserError, match=f"different names .*{names[0]}, {names[1]}.* or numbers from 0 to"):
+        keep_classes(dataset(*names), chosen)
+
+
+def test_one_class_is_not_enough() -> None:
+    require_two_classes(data := dataset("a", "b"))
+    for one in (dataset("a"), data.take(np.array([1, 1])), keep_classes(data, ("b",))):
+        with pytest.raises(UserError, match=r"has one class .*two classes or more"):
+            require_two_classes(one)
+    tags = Labels.of_lists([[0], []])  # one label, which an image has or not
+    require_two_classes(Dataset("m", "train", ("a",), tags.firsts, data.pixels, label_sets=tags))
+
+
+def test_the_same_image_in_two_classes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for i, name in enumerate(("train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/4.png")):
+        put(tmp_path / name, i)  # of one size
+    splits = [load_dataset(f"folder:{tmp_path}", split, whole_train=True) for split in ("train", "test")]
+    caplog.clear()
+    warn_of_contradictions(*splits)
+    assert not caplog.messages
+    shutil.copy(tmp_path / "train" / "a" / "1.png", tmp_path / "test" / "b" / "4.png")
+    shutil.copy(tmp_path / "train" / "b" / "2.png", tmp_path / "train" / "b" / "5.png")  # in one class
+    warn_of_contradictions(*splits)
+    (message,) = caplog.messages
+    assert (
+        f": 1 times the same image has different labels, one of which is wrong: {tmp_path}/train/a/1.png =" in message
+    )
+    assert message.endswith("test/b/4.png")

@@ -1,0 +1,130 @@
+"""What lies beside the images: of the system, of the program, links to nothing, files of kinds that are not read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import paths_of, put
+
+from vitlab.data.contents import contents_of, has_images, images_below, subfolders
+from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
+from vitlab.io import write_arrays
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    for name in ("cat", "dog"):
+        for i in range(3):
+            put(tmp_path / "pets" / name / f"{i}.png")
+    return tmp_path / "pets"
+
+
+def touch(*files: Path) -> None:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+RUN = ("config.json", "metrics.jsonl", "model/model.safetensors", "model/config.json", "report/index.html")
+WRITTEN = {
+    "run": ("out/finetune-pets", RUN),
+    "runs": ("runs", [f"{name}/{file}" for name in ("a", "b") for file in RUN]),
+    "run that has begun": ("runs", ["finetune-pets/.lock"]),
+    "model": ("teacher", ["model.safetensors", "config.json"]),
+    "report": ("report", ["index.html", "result.json"]),
+    "duplicates": ("duplicates", ["duplicates.jsonl", "exclude.txt", "report.html", "result.json"]),
+    "study": ("study", ["study.json", "report.md", "points/x/config.json", "points/x/result.json"]),
+    "exports": ("exported", ["pets.onnx", "notes.txt"]),
+    "environment": ("venv", ["pyvenv.cfg", "lib/x.py"]),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("place", ["", "cat"])
+def test_what_commands_have_written_is_not_data(
+    kind: str, place: str, pets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside the class folders, and in one; the folders hold figures, which would be images of a class."""
+    folder, files = WRITTEN[kind]
+    touch(*(pets / place / folder / file for file in files))
+    if any("/" in file or "index" in file for file in files) and "begun" not in kind:
+        put((pets / place / folder / files[-1]).parent / "figures" / "attention.png")
+    if kind == "study":
+        put(pets / place / folder / "figure.png")
+    for _ in range(2):
+        data = load_dataset(f"folder:{pets}", "all")
+        assert (data.classes, len(data)) == (("cat", "dog"), 6)
+    said = [message for message in caplog.messages if "is skipped: it is not data" in message]
+    assert len(said) == 1
+    assert folder.split("/")[0] in said[0]
+
+
+def test_features_are_told_from_arrays_of_images(pets: Path) -> None:
+    (pets / "features").mkdir()
+    write_arrays(pets / "features" / "pets.npz", {"features": np.zeros((1, 2)), "labels": np.zeros(1)})
+    assert subfolders(pets) == ["cat", "dog"]
+    (pets / "scans").mkdir()
+    write_arrays(pets / "scans" / "a.npz", {"pixels": np.zeros((1, 2))})
+    with pytest.raises(UserError, match=r"scans holds no images .*\.npz 1 \(arrays: write each image as PNG\)"):
+        load_dataset(f"folder:{pets}", "all")
+
+
+def test_a_class_that_holds_a_config_or_a_run_is_still_read(pets: Path) -> None:
+    touch(pets / "cat" / "config.json", pets / "cat" / "runs" / "a" / "config.json")
+    touch(pets / "cat" / "runs" / "a" / "metrics.jsonl")
+    put(pets / "dog" / "patient" / "1.png")
+    assert len(load_dataset(f"folder:{pets}", "all")) == 7
+
+
+def test_files_and_folders_of_systems_are_foreign(pets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folders = ["@eaDir", "__MACOSX", ".ipynb_checkpoints", "lost+found", "System Volume Information", "$RECYCLE.BIN"]
+    for folder in folders:
+        put(pets / folder / "1.png")
+        put(pets / "cat" / folder / "SYNOPHOTO_THUMB_M.jpg")
+    touch(*(pets / "dog" / name for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "._0.png")))
+    data = load_dataset(f"folder:{pets}", "all")
+    assert (data.classes, len(data)) == (("cat", "dog"), 6)
+    assert "4 files are not images and are skipped (hidden 4)" in caplog.text
+
+
+@pytest.mark.parametrize("link", ["bird", "cat/3.png", "dog/more"])
+def test_a_link_to_nothing_is_an_error(link: str, pets: Path) -> None:
+    """A class that is a dead link would vanish."""
+    (pets / link).symlink_to("/mnt/disk/away")
+    (pets / "dog" / ".#0.png").symlink_to("an editor's lock")
+    with pytest.raises(UserError, match=f"1 links to nothing: .*{link} -> /mnt/disk/away; mount"):
+        load_dataset(f"folder:{pets}", "all")
+    assert str(pets / link) in images_below((pets / link).parent)  # to predict: reading it says so
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["1.HEIC", "2.heic", "3.dng"], r"\.dng 1 \(camera raw: .*\), \.heic 2 \(.*pillow-heif"),
+        (["1.avif"], r"\.avif 1 \(.*avifdec"),
+        (["clip.MP4"], r"\.mp4 1 \(video: extract frames: ffmpeg"),
+        (["photos.zip"], r"\.zip 1 \(archive: unpack"),
+        (["scan.pdf", "a.psd"], r"\.pdf 1 \(export as PNG.*\.psd 1"),
+        (["IMG_1", "IMG_2"], "without a suffix 2: convert"),
+        ([], "no other files: remove it"),
+    ],
+)
+def test_a_class_of_files_that_are_not_read(
+    files: list[str], advice: str, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitlab.data.contents.IMAGE_SUFFIXES", {".png"})  # whatever can be read here
+    (pets / "bird").mkdir()
+    touch(*(pets / "bird" / file for file in files))
+    with pytest.raises(UserError, match=f"bird holds no images .*{advice}"):
+        load_dataset(f"folder:{pets}", "all")
+
+
+def test_images_that_are_not_read_beside_others_are_said(pets: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touch(pets / "cat" / "9.dng")
+    assert len(load_dataset(f"folder:{pets}", "all")) == 6
+    assert ".dng 1 (camera raw: export" in caplog.text
+    assert has_images(pets / "cat", below=False)
+    assert not has_images(pets, below=False)
+    assert contents_of(pets).others == {".dng": 1}
+    assert paths_of(load_dataset(f"folder:{pets}", "all")) == images_below(pets)
