@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitlab.data.dataset import stratified_split
 from vitlab.data.registry import load_dataset
+from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation import probe as probes

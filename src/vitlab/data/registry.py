@@ -6,7 +6,6 @@ A reader is imported when a set needs it.
 import dataclasses
 import functools
 import importlib
-import logging
 import os
 import re
 import tomllib
@@ -15,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
-from vitlab.data.decode import Entry
+from vitlab.config.data import ReadOptions
+from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes
 from vitlab.data.downloads import cache_folder
+from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
 CUSTOM = ("folder", "csv", "shards", "hub")
@@ -91,6 +89,8 @@ def load_dataset(
     seed: int = 0,
     whole_train: bool = False,
     partial: bool = False,
+    read: ReadOptions = ReadOptions(),
+    multi_label: bool = False,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
@@ -106,6 +106,8 @@ def load_dataset(
     that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
+    read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
+    model or its loss says, also where each of this table has one.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -117,13 +119,18 @@ def load_dataset(
     if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
+        if read.read_options:
+            raise UserError(f"{', '.join(read.read_options)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
-    elif custom:
-        dataset = _choose_custom_split(name, _open(name, root, download, partial), split, seed, whole_train)
     else:
-        dataset = _choose_split(name, _open(name, root, download, partial), split, DATASETS[name].held_out, seed)
+        splits = _open(name, root, download, partial, read, multi_label)
+        if custom:
+            dataset = _choose_custom_split(name, splits, split, seed, whole_train)
+        else:
+            dataset = _choose_split(name, splits, split, DATASETS[name].held_out, seed)
     if not len(dataset):
-        raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
+        unit = "images" if dataset.groups is None else "groups of images"
+        raise UserError(f"{name}: no class of train has enough {unit} to cut a {split} split from it; add some")
     if part is not None:
         dataset = stratified_subset(dataset, part, part_seed)
     if classes is not None:
@@ -131,8 +138,10 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = "all" if custom else "trainval"
-        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
+        whole, options = "all" if custom else "trainval", {"read": read, "multi_label": multi_label}
+        dataset = leave_out(
+            dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed, **options)
+        )
     if custom:
         _warn_of_small_classes(dataset)
     return dataset.in_memory(on_error)
@@ -224,9 +233,33 @@ def _is_custom(name: str) -> bool:
     return kind in CUSTOM and path != ""
 
 
-def _open(name: str, root: str | os.PathLike[str] | None, download: bool = True, partial: bool = False) -> SplitReader:
-    """The splits of a data set, by the reader of its kind or of its row in `DATASETS`."""
+def _open(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    download: bool = True,
+    partial: bool = False,
+    read: ReadOptions = ReadOptions(),
+    multi_label: bool = False,
+) -> SplitReader:
+    """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
     check_source(name, root)
+    table, (kind, _, path) = None, name.partition(":")
+    if kind in ("csv", "folder"):
+        from vitlab.data.table import csv_splits, metadata_splits
+
+        open_table = csv_splits if kind == "csv" else metadata_splits
+        table = open_table(_resolve(path, root), name, read, multi_label)
+    if table is None and (unused := [n for n in ("label_separator", "test_fold") if n in read.read_options]):
+        raise UserError(
+            f"{' and '.join(unused)} have no effect on {quoted(name)}, which is not a table; leave them out"
+        )
+    present, read_split = table or _open_source(name, root, download, partial)
+    if (pattern := read.group_by) is None:
+        return present, read_split
+    return present, lambda split: group_by(read_split(split), pattern)
+
+
+def _open_source(name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool) -> SplitReader:
     folder, (kind, _, path) = _expanded(root), name.partition(":")
     if kind == "hub":
         from vitlab.data.hub import hub_splits
@@ -234,13 +267,8 @@ def _open(name: str, root: str | os.PathLike[str] | None, download: bool = True,
         return hub_splits(path, name, folder)
     if kind == "folder":
         from vitlab.data.folder import folder_splits
-        from vitlab.data.table import metadata_splits
 
-        return metadata_splits(_resolve(path, root), name) or folder_splits(_resolve(path, root), name)
-    if kind == "csv":
-        from vitlab.data.table import csv_splits
-
-        return csv_splits(_resolve(path, root), name)
+        return folder_splits(_resolve(path, root), name)
     if kind == "shards" and _is_address(path):
         from vitlab.data.remote import remote_splits
 
@@ -279,27 +307,21 @@ def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
         train, val = (_choose_split(name, splits, s, held_out, seed) for s in ("train", "val"))
-        return dataclasses.replace(join(train, val), split=split)
+        both = join(train, val)
+        from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
+        return dataclasses.replace(both, split=split, from_val=from_val)
     if split in present and (split != "train" or not missing):
         return with_image_names(read(split))
     train = with_image_names(read("train"))
-    parts = stratified_split(train.labels, missing, seed)
+    parts = stratified_split(train.labels, missing, seed, groups=train.groups)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table says it of the others
         absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        drawn = "stratified" if train.groups is None else "stratified, in whole groups"
         warn_once(
-            f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
+            f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {split} has {size}"
         )
     return dataclasses.replace(train.take(chosen), split=split)
-
-
-def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
-    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
-    image has the same name in every subset."""
-    if dataset.entries:
-        return dataset
-    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
@@ -316,9 +338,3 @@ def _warn_of_small_classes(dataset: Dataset) -> None:
     if len(small := np.flatnonzero(counts < 2)):
         named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
         warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """A data set is loaded split by split; what holds for the whole set is logged once."""
-    logger.warning(text)

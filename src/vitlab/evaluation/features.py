@@ -170,7 +170,7 @@ def write_features(
     check_source(dataset, root)
     _, _, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():
-        images = load_dataset(dataset, split, root=root, on_error=options.on_error)
+        images = load_dataset(dataset, split, root=root, on_error=options.on_error, read=options)
     written = features_of(images)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitlab.data.dataset import stratified_split
 from vitlab.data.registry import check_source
+from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features, load_frozen, load_train_and_test
