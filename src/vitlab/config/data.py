@@ -13,7 +13,7 @@ from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_f
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
+class ReadConfig:
     """How your own data is read: its labels, its folds and what belongs together."""
 
     label_separator: str | None = None
@@ -34,19 +34,19 @@ class ReadOptions:
             raise UserError(f"group_by={self.group_by!r} is not a regular expression: {error}.") from error
 
     @classmethod
-    def from_metadata(cls, metadata: dict[str, Any]) -> "ReadOptions":
+    def from_metadata(cls, metadata: dict[str, Any]) -> "ReadConfig":
         """Those with which a model's own data set was read."""
-        return ReadOptions(**(metadata.get("read") or {}))
+        return ReadConfig(**(metadata.get("read") or {}))
 
     @property
-    def read_options(self) -> dict[str, Any]:
+    def read_settings(self) -> dict[str, Any]:
         """Those of its settings that are given."""
-        values = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
+        values = {field.name: getattr(self, field.name) for field in fields(ReadConfig)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class DataConfig(ReadOptions):
+class DataConfig(ReadConfig):
     """Which images, and what is done to them (Sec. 4.1, App. B.1)."""
 
     name: str = "digits"

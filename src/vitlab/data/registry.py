@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.config.data import ReadOptions
+from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes
 from vitlab.data.downloads import cache_folder
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
@@ -89,7 +89,7 @@ def load_dataset(
     seed: int = 0,
     whole_train: bool = False,
     partial: bool = False,
-    read: ReadOptions = ReadOptions(),
+    read: ReadConfig = ReadConfig(),
     multi_label: bool = False,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
@@ -119,8 +119,8 @@ def load_dataset(
     if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
-        if read.read_options:
-            raise UserError(f"{', '.join(read.read_options)} have no effect on the published splits of {name}")
+        if read.read_settings:
+            raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
         splits = _open(name, root, download, partial, read, multi_label)
@@ -191,9 +191,11 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
         )
 
 
-def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
+def splits_to_copy(
+    name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None, read: ReadConfig = ReadConfig()
+) -> list[str]:
     """`splits` without "test" where test is an alias of val (`_val_is_test`)."""
-    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root)[0])
+    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root, read=read)[0])
     return [split for split in splits if split != "test" or not same]
 
 
@@ -238,7 +240,7 @@ def _open(
     root: str | os.PathLike[str] | None,
     download: bool = True,
     partial: bool = False,
-    read: ReadOptions = ReadOptions(),
+    read: ReadConfig = ReadConfig(),
     multi_label: bool = False,
 ) -> SplitReader:
     """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
@@ -249,22 +251,24 @@ def _open(
 
         open_table = csv_splits if kind == "csv" else metadata_splits
         table = open_table(_resolve(path, root), name, read, multi_label)
-    if table is None and (unused := [n for n in ("label_separator", "test_fold") if n in read.read_options]):
+    if table is None and (unused := [n for n in ("label_separator", "test_fold") if n in read.read_settings]):
         raise UserError(
             f"{' and '.join(unused)} have no effect on {quoted(name)}, which is not a table; leave them out"
         )
-    present, read_split = table or _open_source(name, root, download, partial)
+    present, read_split = table or _open_source(name, root, download, partial, multi_label)
     if (pattern := read.group_by) is None:
         return present, read_split
     return present, lambda split: group_by(read_split(split), pattern)
 
 
-def _open_source(name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool) -> SplitReader:
+def _open_source(
+    name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, multi_label: bool
+) -> SplitReader:
     folder, (kind, _, path) = _expanded(root), name.partition(":")
     if kind == "hub":
         from vitlab.data.hub import hub_splits
 
-        return hub_splits(path, name, folder)
+        return hub_splits(path, name, folder, multi_label)
     if kind == "folder":
         from vitlab.data.folder import folder_splits
 

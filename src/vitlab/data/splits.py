@@ -136,10 +136,11 @@ def group_by(dataset: Dataset, pattern: str) -> Dataset:
         groups.append(first or (match[0] if match else ""))
         unmatched += [] if match else [path]
     if unmatched:
+        others = f"^(?:.*?{f'(?:{pattern})' if re.compile(pattern).groups else f'({pattern})'}|.*)"
         raise UserError(
             f"group_by={pattern!r} is not found in {len(unmatched):,} of the {len(dataset):,} paths of "
             f"{quoted(dataset.name)} ({dataset.split}): {first_ten(unmatched)}; give an expression that is in all of "
-            f"them ({pattern + '|.*'!r} makes each of the others a group of its own)"
+            f"them ({others!r} makes each of the others a group of its own)"
         )
     return dataclasses.replace(dataset, groups=np.array(groups, dtype=object))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitlab.config.data import ReadOptions
+from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS, images_below, subfolders
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     group: str
 
 
-def csv_splits(path: Path, name: str, read: ReadOptions = ReadOptions(), multi_label: bool = False) -> SplitReader:
+def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False) -> SplitReader:
     """The images that a table lists: `file`, a path relative to the table's folder, `label`, and `split` if any.
 
     CSV in UTF-8, with commas, semicolons or tabs; `.jsonl` or `.parquet`. For other names of the columns see
@@ -47,7 +47,7 @@ def csv_splits(path: Path, name: str, read: ReadOptions = ReadOptions(), multi_l
 
 
 def metadata_splits(
-    path: Path, name: str, read: ReadOptions = ReadOptions(), multi_label: bool = False
+    path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False
 ) -> SplitReader | None:
     """The images of `PATH/metadata.csv`, `.jsonl` or `.parquet`, or of those in `train/`, `val/` and `test/`, or in
     their class folders (Hugging Face).
@@ -155,7 +155,7 @@ def _labeled(folder: Path) -> Path | None:
     return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
 
 
-def _read_rows(path: Path, split: str, read: ReadOptions) -> list[Row]:
+def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     """The images of a table; `split` is that of all, or "" if the table says it. Raises UserError."""
     names, records = read_table(path)
     where = quoted(str(path))
@@ -223,7 +223,7 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     return {value: "test" if fold == test else "train" for value, fold in folds.items()}
 
 
-def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: ReadOptions, where: str) -> None:
+def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: ReadConfig, where: str) -> None:
     """Logs what was understood of columns and labels; raises UserError for labels that are decimal numbers."""
     labels = {label for row in rows for label in row.labels}
     if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:

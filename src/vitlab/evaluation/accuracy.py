@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitlab.config.data import ReadOptions
+from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
 from vitlab.data.registry import DATASETS, check_source, load_dataset
@@ -327,7 +327,7 @@ def evaluate_checkpoint(
             classes=classes,
             on_error=options.on_error,
             partial=partial,
-            read=options if options.read_options else ReadOptions.from_metadata(known),
+            read=options if options.read_settings else ReadConfig.from_metadata(known),
             multi_label=bool(metadata.get("multi_label")),
         )
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))

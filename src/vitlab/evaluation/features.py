@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
 
+from vitlab.config.data import ReadConfig
 from vitlab.data import downloads
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
@@ -194,7 +196,7 @@ def write_features(
 
 
 def load_train_and_test(
-    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
+    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE, read: ReadConfig = ReadConfig()
 ) -> tuple[Dataset, Dataset]:
     """The training and the test split. Raises UserError where they cannot make a classifier."""
     check_source(name, splits.root)
@@ -202,9 +204,11 @@ def load_train_and_test(
     whole = splits.train_split is None and splits.test_split == "test"
     train_split = splits.train_split or "train"
     with world.rank_0_first():
-        train = load_dataset(name, train_split, root=splits.root, on_error=on_error, whole_train=whole)
-        test = load_dataset(name, splits.test_split, root=splits.root, on_error=on_error, partial=splits.partial)
+        options: dict[str, Any] = {"root": splits.root, "on_error": on_error, "read": read}
+        train = load_dataset(name, train_split, whole_train=whole, **options)
+        test = load_dataset(name, splits.test_split, partial=splits.partial, **options)
     require_disjoint(train, test)
+    warn_of_shared_groups(train, test)
     check_train_and_test(train, test)
     return train, test
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from torch import nn
 
-from vitlab.config import DataConfig, FewShotConfig
+from vitlab.config import DataConfig, FewShotConfig, ReadConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import format_table
@@ -214,10 +214,11 @@ def create_fewshot_evaluator(
                 f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
+    read = data if name == data.name else ReadConfig()
     classes = classes if settings.classes is None else settings.classes
     with world.rank_0_first():
         train, test = (
-            load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
+            load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded, read=read)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
     require_disjoint(train, test)
@@ -270,7 +271,7 @@ def fewshot_checkpoint(
     model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     data: list[FewShotData] = []
     for name in datasets:
-        train, test = load_train_and_test(name, splits, options.on_error, world)
+        train, test = load_train_and_test(name, splits, options.on_error, world, options)
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
     for examples in data:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int, UInt8
 
 from vitlab.config import DataConfig
-from vitlab.config.data import ReadOptions
+from vitlab.config.data import ReadConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.exclude import image_id
@@ -94,7 +94,7 @@ class Run:
             classes=metadata["class_indices"],
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
-            read=ReadOptions.from_metadata(metadata),
+            read=ReadConfig.from_metadata(metadata),
             multi_label=bool(metadata.get("multi_label")),
         )
         indices = {image_id(data, i): i for i in range(len(data))}

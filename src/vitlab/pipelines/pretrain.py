@@ -277,7 +277,7 @@ def write_files(
         "root": config.data.root,
         "class_indices": config.data.classes,
         "on_error": config.data.on_error,
-        "read": config.data.read_options,
+        "read": config.data.read_settings,
         "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }
