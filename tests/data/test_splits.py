@@ -14,6 +14,7 @@ from vitlab.data.dataset import Dataset, join
 from vitlab.data.registry import load_dataset
 from vitlab.data.splits import group_by, stratified_split, warn_of_shared_groups
 from vitlab.errors import UserError
+from vitlab.evaluation.linear_head import least_squares_head
 
 
 @settings(max_examples=60)
@@ -144,3 +145,19 @@ def test_no_val_of_the_user_where_it_is_the_test(tmp_path: Path) -> None:
     patients(tmp_path, ("train", "val"))
     assert load_dataset(f"folder:{tmp_path}", "trainval").from_val is None
     assert load_dataset("digits", "trainval").from_val is None
+
+
+def test_copies_of_an_image_are_one_group(shared: Path) -> None:
+    """Photographs of blood cells, each in several rotations: without groups the classifier is tested on its copies."""
+    name, read = f"folder:{shared / 'data' / 'blood_cells'}", ReadConfig(group_by=r".*/\d+")
+    train = load_dataset(name, "train", read=read, whole_train=True)
+    warned = load_dataset(name, "test", read=read).groups
+    assert train.groups is not None
+    assert warned is not None
+    assert not set(train.groups) & set(warned)
+    colors = [np.histogram(train.image(i)[::2, ::2, c], 32, (0, 256))[0] for i in range(len(train)) for c in range(3)]
+    x = np.log1p(np.array(colors, np.float32).reshape(len(train), -1))
+    groups = np.unique(train.groups, return_inverse=True)[1]
+    by_image, by_group = (least_squares_head(x[None], train.labels, 4, each) for each in (None, groups))
+    assert by_image.accuracy > by_group.accuracy
+    assert by_image.loss < by_group.loss - 0.01
