@@ -61,7 +61,7 @@ def test_every_class_is_documented_and_checked() -> None:
         node for each in modules for node in ast.parse(inspect.getsource(each)).body if isinstance(node, ast.ClassDef)
     ]
     assert {node.name for node in classes} == {name for name in vars(vitlab.config) if name.endswith("Config")}
-    assert len(classes) == 6
+    assert len(classes) == 7
     for node in classes:
         assert ast.get_docstring(node)
         assert "__post_init__" in {item.name for item in node.body if isinstance(item, ast.FunctionDef)}

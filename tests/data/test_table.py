@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from image_files import paths_of, put
 from irregular import irregular
 from PIL import Image
 
-from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.config import DataConfig, OptimConfig, ReadConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
@@ -212,6 +214,98 @@ def test_a_run_on_several_labels(tmp_path: Path) -> None:
     assert "Balanced accuracy" not in page
 
 
+def test_the_model_says_that_labels_are_several(tmp_path: Path) -> None:
+    """Of a table where each image has one or none, which alone is ambiguous, or each one."""
+    name = table(tmp_path, "file,label,split\na.png,x,train\nb.png,y,train\nc.png,,train\nd.png,y,test\n")
+    with pytest.raises(UserError, match=r"no label for 1 images: .*c.png; .* give --loss sigmoid"):
+        load_dataset(name, "train")
+    train = load_dataset(name, "train", multi_label=True)
+    assert (label_lists(train), train.multi_label) == ([["x"], ["y"], []], True)
+    assert load_dataset(name, "test", multi_label=True).multi_label
+    single = table(tmp_path / "single", "file,label\na.png,x\nb.png,y\n")
+    assert load_dataset(single, "all", multi_label=True).multi_label
+    assert not load_dataset(single, "all").multi_label
+
+
+# ------------------------------------------------------------------------------------------ as people write them
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator", "classes", "message"),
+    [
+        (["\"['cat', 'big']\"", "['cat']", "[]"], None, ("big", "cat"), "such as ['cat', 'big'] are read as lists"),
+        (['"cat,big"', "cat", "dog"], None, ("cat", "cat,big", "dog"), "give --data.label-separator ','"),
+        (["cat;big", "cat", "dog"], None, ("cat", "cat;big", "dog"), "give --data.label-separator ';'"),
+        (["haze primary", "primary", "haze"], None, ("haze", "haze primary", "primary"), "label-separator ' '"),
+        (['"cat,big"', "cat", "dog"], ",", ("big", "cat", "dog"), ""),
+        (['"tench, fish"', "cat", "dog"], "|", ("cat", "dog", "tench, fish"), ""),
+        (["golden dog", "red dog", "cat"], None, ("cat", "golden dog", "red dog"), ""),
+    ],
+)
+def test_no_combination_of_labels_is_a_class_in_silence(
+    cells: list[str],
+    separator: str | None,
+    classes: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "file,label\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells))
+    part = load_dataset(table(tmp_path, text), "all", read=ReadConfig(label_separator=separator))
+    assert (part.classes, part.multi_label) == (classes, "big" in classes)
+    assert message in caplog.text
+    assert bool(message) == ("labels such as" in caplog.text)
+
+
+def test_a_column_for_each_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = table(tmp_path, "file,Cat,dog,cow\na.png,1,1,0\nb.png,0,1,0\nc.png,0,0,0\n")
+    part = load_dataset(name, "all")
+    assert (part.classes, label_lists(part)) == (("Cat", "dog"), [["Cat", "dog"], ["dog"], []])
+    assert "the classes are the columns Cat, dog, cow" in caplog.text
+    assert "no image has a 1 in cow" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "fold", "expected"),
+    [
+        ("is_valid", "True False 1 0", None, {"train": [2, 4], "val": [1, 3]}),
+        ("fold", "2 1 2 3", None, {"train": [1, 3, 4], "test": [2]}),
+        ("fold", "0 1.0 0 -1", 1, {"train": [1, 3, 4], "test": [2]}),
+        ("fold", "train test train val", None, {"train": [1, 3], "test": [2], "val": [4]}),
+    ],
+)
+def test_other_columns_of_splits(
+    column: str,
+    values: str,
+    fold: int | None,
+    expected: dict[str, list[int]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [f"{i}.png,x,{value}\n" for i, value in enumerate(values.split())]
+    name, read = table(tmp_path, f"file,label,{column}\n" + "".join(rows)), ReadConfig(test_fold=fold)
+    assert {split: grays(load_dataset(name, split, read=read, whole_train=True)) for split in expected} == expected
+    assert ("--data.test-fold chooses another" in caplog.text) == (values == "2 1 2 3")
+    wrong = "test_fold=9 is not in .* which has" if values[0] in "02" else "test_fold=9 has no effect"
+    with pytest.raises(UserError, match=wrong):
+        load_dataset(name, "train", read=ReadConfig(test_fold=9))
+
+
+@pytest.mark.parametrize("written", ["{0}", "{0}.png", "photos\\{0}.png", "/kaggle/input/{0}.png"])
+def test_files_are_found_by_name(written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Kaggle's tables name them: without suffix or folder; of another machine or system."""
+    for value, file in enumerate(("train/a.png", "deep/photos/b.png", "c/photos/a/other.png"), 1):
+        put(tmp_path / file, value)
+    files = [written.format(stem) for stem in "ab"] if "photos" not in written else [written.format("b")]
+    name = table(tmp_path, "id,breed\n" + "".join(f"{file},x\n" for file in files), images=False)
+    assert grays(load_dataset(name, "all")) == ([1, 2] if len(files) == 2 else [2])
+    assert "are found by their names below the folder" in caplog.text
+    put(tmp_path / "again/photos/b.jpg")
+    put(tmp_path / "again/photos/b.png")
+    with pytest.raises(UserError, match=r"several files have the name .*again/photos/b.*write the path"):
+        load_dataset(name, "all")
+
+
 # -------------------------------------------------------------------------------------- what is wrong with rows
 
 
@@ -252,14 +346,23 @@ def test_a_file_of_two_splits_however_it_is_spelled(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"has the columns ; expected one file \(or file_name\), one label"),
-        ("image,label\na.png,x\n", "has the columns image, label; expected one file"),
-        ("file,class\na.png,x\n", "has the columns file, class; expected"),
-        ("file,file_name,label\na.png,a.png,x\n", "expected one file"),
+        ("", "has the columns ; none of them is named as that of the image files: name it file"),
+        ("photo,label\na.png,x\n", "has the columns photo, label; none of them is named .*: name it file"),
+        ("file\na.png\n", "has the columns file; none of them has the labels: add a column label"),
+        ("file,kind,size\na.png,x,3\n", "none of them is named label, .* with 0 and 1: kind, size hold other values"),
+        ("file,cat,dog\na.png,-1,0\n", "they hold 1, 0 and -1"),
+        ("file,file_name,label\na.png,a.png,x\n", "file, file_name for one thing; rename or remove all but one"),
+        ("file,label,label\na.png,x,y\n", "has several columns called label; rename them"),
+        ("file,label\na.png,0.5\nb.png,1\n", "as labels, such as 0.5: vitlab classifies, .* regression target. Make"),
+        ("file,label,is_valid\na.png,x,True\nb.png,x,maybe\n", "line 3 has the is_valid 'maybe' .*, not True or False"),
+        ("file,label,fold\na.png,x,0\nb.png,x,one\n", "line 3 has the fold 'one' .*, not a whole number"),
         ("file,label\n", "labels.csv: lists no image"),
         ("file,label\na.png,x\n,y\n", "line 3 has no file"),
         ("file,label\na.png\nb.png,x,y\n", "line 2 has not 2 fields, line 3 has not 2 fields"),
-        ("file,label\na.png,x\nb.png, \nc.png,|\n", r"has no label for 2 images: .*b.png, .*c.png"),
+        (
+            "file,label\na.png,x\nb.png, \nc.png,|\n",
+            r"has no label for 2 images: .*b.png, .*c.png; remove these rows, or .*--loss sigmoid",
+        ),
         ("file,label\n" + "".join(f"{i}.png,\n" for i in range(12)), r"has no label for 12 images.*9.png, ... \(12\)"),
         ("file,label\nhttps://host/a.png,x\n", "line 2 has no local path"),
         ("file,label\na\0.png,x\n", "line 2 has no local path|is not CSV"),
@@ -332,7 +435,7 @@ def test_metadata_of_splits(lists: bool, tmp_path: Path, caplog: pytest.LogCaptu
         assert (part.classes, part.multi_label) == (("a", "b", "c"), True)
     assert not [message for message in caplog.messages if "fewer than two" not in message]
     (tmp_path / "test" / "metadata.jsonl").unlink()
-    with pytest.raises(UserError, match=r"test has no metadata.csv or .jsonl with file_name and label, as other"):
+    with pytest.raises(UserError, match="test has no metadata with file_name and label, as other"):
         load_dataset(name, "train")
 
 
@@ -360,11 +463,11 @@ def test_metadata_before_class_folders(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"file_name": "a.png", "label": 0.5}', r"line 1 has the label 0.5 \(a.png\), not a text"),
+        ('{"file_name": "a.png", "label": 0.5}', "numbers as labels, such as 0.5: vitlab classifies"),
         ('{"file_name": "a.png", "label": null}', "has no label for 1 images"),
         ('{"file_name": "a.png", "label": ["x", {}]}', "line 1 has the label"),
         ('{"file_name": "a.png", "label": "x"}\n{"label": "x"}', "line 2 has no file"),
-        ('{"file_name": 3, "label": "x"}', "line 1 has no file"),
+        ('{"file_name": 3.5, "label": "x"}', "line 1 has no file"),
         ('{"file_name": "a.png", "label": "\\ud800"}', "no valid UTF-8"),
         ('{"file_name": "a.png", "label": "x"}\n[1]', "line 2, is not an object"),
         ('{"file_name": "a.png", "label": "x"}\n{', "line 2, is not valid JSON"),
@@ -375,3 +478,27 @@ def test_invalid_metadata(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "metadata.jsonl").write_text(text)
     with pytest.raises(UserError, match=message):
         load_dataset(f"folder:{tmp_path}", "train")
+
+
+def test_metadata_in_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in Hugging Face's imagefolder; without a column of labels the folders are the classes."""
+    for folder, value in (("one", 1), ("two", 2)):
+        put(tmp_path / folder / "a.png", value)
+        (tmp_path / folder / "metadata.csv").write_text(f"file_name,text\na.png,{folder}\n")
+    assert load_dataset(f"folder:{tmp_path}", "all").classes == ("one", "two")
+    (tmp_path / "one" / "metadata.csv").write_text("file_name,label\na.png,x\n")
+    with pytest.raises(UserError, match="two has no metadata with file_name and label, as others have"):
+        load_dataset(f"folder:{tmp_path}", "all")
+    (tmp_path / "two" / "metadata.csv").write_text("file_name,label\na.png,y\n")
+    part = load_dataset(f"folder:{tmp_path}", "all")
+    assert (part.classes, grays(part), label_lists(part)) == (("x", "y"), [1, 2], [["x"], ["y"]])
+    assert "the names of the folders are not read as classes" in caplog.text
+
+
+def test_metadata_in_parquet(tmp_path: Path) -> None:
+    for value, file in enumerate("ab", 1):
+        put(tmp_path / f"{file}.png", value)
+    rows = pyarrow.table({"file_name": ["a.png", "b.png"], "label": ["y", "x"]})
+    pyarrow.parquet.write_table(rows, tmp_path / "metadata.parquet")
+    part = load_dataset(f"folder:{tmp_path}", "all")
+    assert (part.classes, label_lists(part), grays(part)) == (("x", "y"), [["y"], ["x"]], [1, 2])

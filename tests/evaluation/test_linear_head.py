@@ -48,6 +48,53 @@ def test_all_views_of_an_image_are_left_out_together(n: int) -> None:
         np.testing.assert_allclose(scores[i], full[i] @ np.linalg.solve(gram, full[rest].T @ targets[rest]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("n", [9, 60])  # groups smaller and larger than the number of features
+def test_a_group_is_left_out_at_once(n: int, views: int) -> None:
+    """Its scores are those of a refit without it; images of no group (-1) are in all fits, and have no scores."""
+    x, labels = data(n)
+    groups = np.array([-1, -1, *(i * 4 // n for i in range(n - 2))])
+    groups[-1] = 7
+    rows = np.concatenate([x + view * np.sin(x) for view in range(views)])
+    ridge = Ridge(rows, np.tile(labels, views), 3)
+    full = np.column_stack([(rows - ridge.mean) / ridge.std, np.full(n * views, BIAS)])
+    targets = np.where(np.eye(3)[np.tile(labels, views)] > 0, 1.0, -1.0)
+    scores = ridge.leave_one_out(20.0, views, groups)
+    assert np.isnan(scores[:2]).all()
+    for group in (0, 1, 2, 3, 7):
+        rest = np.flatnonzero(np.tile(groups, views) != group)
+        gram = full[rest].T @ full[rest] + 20.0 * np.eye(full.shape[1])
+        expected = full[:n][groups == group] @ np.linalg.solve(gram, full[rest].T @ targets[rest])
+        np.testing.assert_allclose(scores[groups == group], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_copies_are_no_images_of_their_own() -> None:
+    """Labels of noise are learned by copies of the images, and by nothing where all copies are left out together."""
+    x, _ = data(40, width=100)
+    labels = np.random.default_rng(3).integers(0, 3, 40)
+    copies = np.concatenate([x, x + np.float32(0.01)]), np.tile(labels, 2)
+    groups = np.tile(np.arange(40), 2)
+    fooled, honest = (least_squares_head(copies[0][None], copies[1], 3, each) for each in (None, groups))
+    assert honest.accuracy < 0.5 < fooled.accuracy
+    assert honest.loss > fooled.loss
+    with pytest.raises(ValueError, match="all 80 training images are of one group"):
+        least_squares_head(copies[0][None], copies[1], 3, np.zeros(80, np.int64))
+
+
+def test_choices_on_a_val_and_weights_without_it() -> None:
+    x, labels = data(90)
+    groups = np.where(np.arange(90) < 60, -1, 0)
+    with_val, without = (least_squares_head(x[None], labels, 3, groups, refit) for refit in (True, False))
+    same = ("l2", "loss", "accuracy", "reject_below")
+    assert [getattr(with_val, name) for name in same] == [getattr(without, name) for name in same]
+    direct = Ridge(x[:60], labels[:60], 3)
+    ratios = without.logits(x[60:]) / direct.scores(x[60:], without.l2)
+    np.testing.assert_allclose(ratios, np.full_like(ratios, ratios[0, 0]), rtol=1e-3)
+    correct = without.logits(x[60:]).argmax(axis=1) == labels[60:]
+    assert with_val.accuracy == pytest.approx(correct.mean(), abs=0.07)  # standardized by all images
+    assert not np.allclose(with_val.weight, without.weight)
+
+
 def test_the_logits_are_scaled_scores() -> None:
     x, labels = data(60)
     head, ridge = least_squares_head(x[None], labels, 3), Ridge(x, labels, 3)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitlab.data.dataset import stratified_split
 from vitlab.data.registry import load_dataset
+from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation import probe as probes
@@ -97,6 +97,18 @@ def test_l2_is_chosen_on_the_held_out_part_and_all_of_train_is_fitted() -> None:
     assert result["accuracy"] == (model.predict(test_standard) == test_y).mean()
     assert result["converged"]
     assert linear_probe(train, test, seed=1)["held_out"] != result["held_out"]
+
+
+def test_l2_is_chosen_on_a_val_or_on_whole_groups() -> None:
+    train, val, test = made(60, 0, 0.6), made(40, 1, 0.6), made(40, 2, 0.6)
+    scores = linear_probe(train, test, val=val)["held_out"]
+    for l2, score in scores.items():  # each fit is that of all of train
+        assert linear_probe(train, val, l2=[l2])["accuracy"] == pytest.approx(score, abs=0.05)
+    copies = dataclasses.replace(
+        train, x=np.tile(train.x, (4, 1)), labels=np.tile(train.labels, 4), indices=np.arange(240)
+    )
+    fooled, honest = (linear_probe(copies, test, groups=groups) for groups in (None, np.tile(np.arange(60), 4)))
+    assert max(honest["held_out"].values()) < max(fooled["held_out"].values())
 
 
 def test_one_l2_holds_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:

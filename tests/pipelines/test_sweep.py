@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from vitlab.config import FinetuneConfig
-from vitlab.data.dataset import Dataset, stratified_split
+from vitlab.data.dataset import Dataset
+from vitlab.data.splits import stratified_split
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.estimate import Images, JobCost, format_estimate
 from vitlab.pipelines.linear_stage import hold_out

@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, PositionInterpolation, print_note, print_result
+from vitlab.config.data import ReadConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
@@ -35,6 +36,7 @@ class Shard:
     """Folder that holds a named data set."""
     on_error: Literal["raise", "skip"] = "raise"
     """Unreadable images: `raise` ends the command, `skip` leaves them out and lists them."""
+    read: Annotated[ReadConfig, tyro.conf.arg(name="")] = ReadConfig()
     json: Json = False
 
     def run(self) -> int:
@@ -51,6 +53,7 @@ class Shard:
                 splits=splits,
                 root=self.root,
                 on_error=self.on_error,
+                read=self.read,
                 report=lambda done, total: display.update(done, total=total),
             )
         print_result(index, self.json, summary_as_text(index))

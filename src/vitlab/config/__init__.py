@@ -4,6 +4,7 @@ Nothing here imports torch: recipes and the command line build on these in an in
 """
 
 from vitlab.config.data import DataConfig as DataConfig
+from vitlab.config.data import ReadConfig as ReadConfig
 from vitlab.config.finetune import FinetuneConfig as FinetuneConfig
 from vitlab.config.train import FewShotConfig as FewShotConfig
 from vitlab.config.train import MaskingConfig as MaskingConfig

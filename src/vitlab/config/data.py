@@ -1,7 +1,8 @@
 """Which images a run takes, and how they are prepared and augmented."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -11,8 +12,41 @@ from vitlab.preprocessing import Preprocessing, check_range
 from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_fields
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadConfig:
+    """How your own data is read: its labels, its folds and what belongs together."""
+
+    label_separator: str | None = None
+    """Text between several labels of an image in a table; None means |, and warns of others."""
+    test_fold: int | None = None
+    """Of a table with a column `fold`: the fold to test on; None means the lowest."""
+    group_by: str | None = None
+    """Regular expression for the paths of the images, such as `patient(\\d+)`. Images with the same first capture group
+    (or match) stay together wherever a split is drawn; None means the column `group` of a table, if it has one."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.label_separator == "":
+            raise UserError("label_separator is empty; give the text between two labels, such as ','.")
+        try:
+            re.compile(self.group_by or "")
+        except re.error as error:
+            raise UserError(f"group_by={self.group_by!r} is not a regular expression: {error}.") from error
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, Any]) -> "ReadConfig":
+        """Those with which a model's own data set was read."""
+        return ReadConfig(**(metadata.get("read") or {}))
+
+    @property
+    def read_settings(self) -> dict[str, Any]:
+        """Those of its settings that are given."""
+        values = {field.name: getattr(self, field.name) for field in fields(ReadConfig)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(ReadConfig):
     """Which images, and what is done to them (Sec. 4.1, App. B.1)."""
 
     name: str = "digits"
@@ -65,7 +99,7 @@ class DataConfig:
     """Seed that chooses these images; None is 0."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.train_split in ("test", "all") or self.eval_split == "all":
             raise UserError(
                 f"train_split={self.train_split!r} and eval_split={self.eval_split!r}: a model is trained without test "

@@ -5,16 +5,15 @@ import dataclasses
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64
+from jaxtyping import Bool, Int64
 
 from vitlab.data.decode import Entry, ImageError, Levels
 from vitlab.errors import UserError
 from vitlab.io import NPZ_ERRORS, reading_npz
-from vitlab.rng import Stream, philox
 
 # Images of one size up to MEMORY_SIDE pixels are decoded once, if they have at most MEMORY_BYTES, and MEMORY_FILES
 # images: at each start of a run every file takes 40 microseconds or more.
@@ -144,7 +143,9 @@ class Dataset:
     alternatives: whether several labels are alternatives, any of which is right, as in ImageNet-ReaL and ObjectNet.
     left_out: images of the source that are not here because none of their labels is among the classes. folder: where
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
-    missing here. levels: the values in the files that are black and white, as for `decode_image`.
+    missing here. levels: the values in the files that are black and white, as for `decode_image`. groups: a text for
+    each image; images with the same one (of a patient, of a video) stay together wherever a split is drawn. from_val:
+    of "trainval", which images are those of the user's own val split.
     """
 
     name: str
@@ -160,6 +161,8 @@ class Dataset:
     folder: str = ""
     full_size: int | None = None
     levels: Levels | None = None
+    groups: np.ndarray | None = None
+    from_val: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -197,6 +200,8 @@ class Dataset:
             entries=entries,
             failures={j: self.failures[i] for j, i in enumerate(indices.tolist()) if i in self.failures},
             label_sets=None if self.label_sets is None else self.label_sets.take(indices),
+            groups=None if self.groups is None else self.groups[indices],
+            from_val=None if self.from_val is None else self.from_val[indices],
         )
 
     def in_memory(self, on_error: str) -> "Dataset":
@@ -230,6 +235,7 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     assert not first.failures | second.failures, "sets are joined before their images are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
     several = first.label_sets is not None or second.label_sets is not None
+    groups = [g for g in (first.groups, second.groups) if g is not None]
     if isinstance(first.entries, Entries) and isinstance(second.entries, Entries):
         entries = first.entries.join(second.entries)
     else:
@@ -241,53 +247,12 @@ def join(first: Dataset, second: Dataset) -> Dataset:
         entries=entries,
         label_sets=first.all_labels.join(second.all_labels) if several else None,
         left_out=first.left_out + second.left_out,
+        groups=np.concatenate(groups) if len(groups) == 2 else None,
     )
 
 
 SplitReader = tuple[list[str], Callable[[str], Dataset]]
 """A source that is split on disk: the splits that are there, and a function that reads one of them."""
-
-
-def _shuffled_ranks(
-    labels: Int[np.ndarray, " n"], seed: int, stream: Stream
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
-    order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
-    counts = np.bincount(labels)
-    return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def stratified_split(
-    labels: np.ndarray, fractions: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
-) -> dict[str, np.ndarray]:
-    """Sorted indices of "train" and of every split in `fractions`, which partition all indices.
-
-    Each split gets its fraction of each class, rounded, and at least one image if there are enough for all splits. A
-    split that is split again needs another `stream`.
-    """
-    order, rank = _shuffled_ranks(labels, seed, stream)
-    size = np.bincount(labels)[labels[order]]
-    parts: dict[str, np.ndarray] = {}
-    start = np.zeros_like(size)
-    for name, fraction in fractions.items():
-        stop = start + np.where(size > len(fractions), np.maximum(np.rint(fraction * size), 1), 0).astype(np.int64)
-        stop = np.minimum(stop, size - 1)  # train keeps one, however large the fractions
-        parts[name] = np.sort(order[(rank >= start) & (rank < stop)])
-        start = stop
-    return parts | {"train": np.sort(order[rank >= start])}
-
-
-def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
-    """A fraction of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
-
-    A subset is contained in every larger one of the same seed. Of several labels of an image the first counts.
-    Deviation: the paper's subsets of JFT are not stratified.
-    """
-    if not 0 < fraction <= 1:
-        raise UserError(f"part is {fraction}; it is a fraction of each class of the split, in (0, 1], or None for all.")
-    order, rank = _shuffled_ranks(dataset.labels, seed, Stream.SUBSET)
-    counts = np.maximum(np.rint(fraction * np.bincount(dataset.labels)), 1)
-    return dataset.take(np.sort(order[rank < counts[dataset.labels[order]]]))
 
 
 def numbered_classes(top: int, where: str) -> tuple[str, ...]:

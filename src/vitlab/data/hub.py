@@ -68,7 +68,7 @@ class HubEntries(Entries):
         return entry
 
 
-def hub_splits(spec: str, name: str, root: Path | None) -> SplitReader:
+def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = False) -> SplitReader:
     """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of images, Parquet, ...).
 
     `?image=COLUMN&label=COLUMN` says which columns hold the image and its class (or a list of classes), if there are
@@ -86,7 +86,8 @@ def hub_splits(spec: str, name: str, root: Path | None) -> SplitReader:
     def read(split: str) -> Dataset:
         table = tables[splits[split]]
         image, label = _columns(references[0], chosen, name)
-        classes, labels, several = _labels(table, references, label, name, splits[split])
+        several = multi_label and hasattr(references[0].features[label], "feature")  # of a column of lists
+        classes, labels, several = _labels(table, references, label, name, splits[split], several)
         images = table.select_columns([image]).cast_column(image, type(references[0].features[image])(decode=False))
         entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
         sets = labels if several else None
@@ -165,16 +166,26 @@ def _inner(feature: Any) -> Any:
 
 
 def _labels(
-    table: "datasets.Dataset", references: "Sequence[datasets.Dataset]", column: str, name: str, split: str
+    table: "datasets.Dataset",
+    references: "Sequence[datasets.Dataset]",
+    column: str,
+    name: str,
+    split: str,
+    several: bool = False,
 ) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes, which are those of the tables `references`; the labels in a table's column; and whether any image of
-    the table or of `references` has several."""
+    """The classes, which are those of the tables `references`; the labels in a table's column; and whether an image may
+    have several: as `several` says, or as any image of the table or of `references` has."""
     values, counts, complete = _flat(table, column)
     others = [_flat(each, column) for each in references]
     known = np.concatenate([values for values, _, _ in others])
-    several = any(bool(counts.max(initial=0) > 1) for counts in (counts, *(counts for _, counts, _ in others)))
+    several = several or any(
+        bool(counts.max(initial=0) > 1) for counts in (counts, *(counts for _, counts, _ in others))
+    )
     if not len(counts) or not complete or not (several or counts.all()):
-        raise UserError(f"{name}: some images have no class in the column {column}; choose another column or set.")
+        raise UserError(
+            f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
+            f"may be empty give --loss sigmoid."
+        )
     classes, names = (tuple(getattr(_inner(t.features[column]), "names", ())) for t in (references[0], table))
     if names and classes and names != classes:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")

@@ -6,7 +6,6 @@ A reader is imported when a set needs it.
 import dataclasses
 import functools
 import importlib
-import logging
 import os
 import re
 import tomllib
@@ -15,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.config.data import ReadConfig
 from vitlab.data.classes import keep_classes
-from vitlab.data.dataset import Dataset, SplitReader, join, stratified_split, stratified_subset
-from vitlab.data.decode import Entry, Levels
+from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
+from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
 CUSTOM = ("folder", "csv", "shards", "hub")
@@ -93,6 +92,8 @@ def load_dataset(
     whole_train: bool = False,
     partial: bool = False,
     levels: Levels | None = None,
+    read: ReadConfig = ReadConfig(),
+    multi_label: bool = False,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
@@ -108,6 +109,8 @@ def load_dataset(
     that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
+    read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
+    model or its loss says, also where each of this table has one.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -119,13 +122,18 @@ def load_dataset(
     if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
+        if read.read_settings:
+            raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
-    elif custom:
-        dataset = _choose_custom_split(name, _open(name, root, download, partial), split, seed, whole_train)
     else:
-        dataset = _choose_split(name, _open(name, root, download, partial), split, DATASETS[name].held_out, seed)
+        splits = _open(name, root, download, partial, read, multi_label)
+        if custom:
+            dataset = _choose_custom_split(name, splits, split, seed, whole_train)
+        else:
+            dataset = _choose_split(name, splits, split, DATASETS[name].held_out, seed)
     if not len(dataset):
-        raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
+        unit = "images" if dataset.groups is None else "groups of images"
+        raise UserError(f"{name}: no class of train has enough {unit} to cut a {split} split from it; add some")
     if part is not None:
         dataset = stratified_subset(dataset, part, part_seed)
     if classes is not None:
@@ -133,8 +141,10 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = "all" if custom else "trainval"
-        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
+        whole, options = "all" if custom else "trainval", {"read": read, "multi_label": multi_label}
+        dataset = leave_out(
+            dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed, **options)
+        )
     if custom:
         _warn_of_small_classes(dataset)
     return _with_levels(dataset, levels).in_memory(on_error)
@@ -191,9 +201,11 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
         )
 
 
-def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
+def splits_to_copy(
+    name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None, read: ReadConfig = ReadConfig()
+) -> list[str]:
     """`splits` without "test" where test is an alias of val (`_val_is_test`)."""
-    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root)[0])
+    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root, read=read)[0])
     return [split for split in splits if split != "test" or not same]
 
 
@@ -233,23 +245,44 @@ def _is_custom(name: str) -> bool:
     return kind in CUSTOM and path != ""
 
 
-def _open(name: str, root: str | os.PathLike[str] | None, download: bool = True, partial: bool = False) -> SplitReader:
-    """The splits of a data set, by the reader of its kind or of its row in `DATASETS`."""
+def _open(
+    name: str,
+    root: str | os.PathLike[str] | None,
+    download: bool = True,
+    partial: bool = False,
+    read: ReadConfig = ReadConfig(),
+    multi_label: bool = False,
+) -> SplitReader:
+    """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
     check_source(name, root)
+    table, (kind, _, path) = None, name.partition(":")
+    if kind in ("csv", "folder"):
+        from vitlab.data.table import csv_splits, metadata_splits
+
+        open_table = csv_splits if kind == "csv" else metadata_splits
+        table = open_table(_resolve(path, root), name, read, multi_label)
+    if table is None and (unused := [n for n in ("label_separator", "test_fold") if n in read.read_settings]):
+        raise UserError(
+            f"{' and '.join(unused)} have no effect on {quoted(name)}, which is not a table; leave them out"
+        )
+    present, read_split = table or _open_source(name, root, download, partial, multi_label)
+    if (pattern := read.group_by) is None:
+        return present, read_split
+    return present, lambda split: group_by(read_split(split), pattern)
+
+
+def _open_source(
+    name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, multi_label: bool
+) -> SplitReader:
     folder, (kind, _, path) = _expanded(root), name.partition(":")
     if kind == "hub":
         from vitlab.data.hub import hub_splits
 
-        return hub_splits(path, name, folder)
+        return hub_splits(path, name, folder, multi_label)
     if kind == "folder":
         from vitlab.data.folder import folder_splits
-        from vitlab.data.table import metadata_splits
 
-        return metadata_splits(_resolve(path, root), name) or folder_splits(_resolve(path, root), name)
-    if kind == "csv":
-        from vitlab.data.table import csv_splits
-
-        return csv_splits(_resolve(path, root), name)
+        return folder_splits(_resolve(path, root), name)
     if kind == "shards" and _is_address(path):
         from vitlab.data.remote import remote_splits
 
@@ -288,27 +321,21 @@ def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
         train, val = (_choose_split(name, splits, s, held_out, seed) for s in ("train", "val"))
-        return dataclasses.replace(join(train, val), split=split)
+        both = join(train, val)
+        from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
+        return dataclasses.replace(both, split=split, from_val=from_val)
     if split in present and (split != "train" or not missing):
         return with_image_names(read(split))
     train = with_image_names(read("train"))
-    parts = stratified_split(train.labels, missing, seed)
+    parts = stratified_split(train.labels, missing, seed, groups=train.groups)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table says it of the others
         absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        drawn = "stratified" if train.groups is None else "stratified, in whole groups"
         warn_once(
-            f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
+            f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {split} has {size}"
         )
     return dataclasses.replace(train.take(chosen), split=split)
-
-
-def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
-    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
-    image has the same name in every subset."""
-    if dataset.entries:
-        return dataset
-    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
@@ -325,9 +352,3 @@ def _warn_of_small_classes(dataset: Dataset) -> None:
     if len(small := np.flatnonzero(counts < 2)):
         named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
         warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """A data set is loaded split by split; what holds for the whole set is logged once."""
-    logger.warning(text)

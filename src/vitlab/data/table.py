@@ -1,65 +1,72 @@
 """Images and labels that a table lists: `csv:PATH`, and the metadata of Hugging Face's imagefolder."""
 
-import csv
-import io
+import collections
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from vitlab.config.data import ReadConfig
 from vitlab.data.classes import canonical, natural_order
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.registry import warn_once
+from vitlab.data.table_file import FILE, LABEL, Columns, choose_columns, list_in, read_table
 from vitlab.errors import UserError, first_ten, quoted
-from vitlab.io import parse_json, read_regular
 
-COLUMNS = {"file": ("file", "file_name"), "label": ("label", "labels"), "split": ("split",)}
-"""The names of each column; `split` may be missing."""
-METADATA = ("metadata.csv", "metadata.jsonl")
-MAX_TABLE_BYTES = 2**28
-"""Largest table that is read: millions of images."""
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _SPLITS = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
+_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
 _NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # in no path; half a character cannot be written
 
 
 class Row(NamedTuple):
-    """An image: the path of its file, its labels, its split."""
+    """An image: the path of its file, its labels, its split, and its group ("" for one of its own)."""
 
     file: str
     labels: tuple[str, ...]
     split: str
+    group: str
 
 
-def csv_splits(path: Path, name: str) -> SplitReader:
-    """The images that a CSV file lists: `file`, a path relative to the table's folder, `label`, and `split` if any.
+def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False) -> SplitReader:
+    """The images that a table lists: `file`, a path relative to the table's folder, `label`, and `split` if any.
 
-    UTF-8, with commas, semicolons or tabs. Several labels of an image are joined by |, which is in no label then; where
-    any has several, an image may have none. A split is train, val or test, or has another name of `SPLIT_FOLDERS`;
-    without that column the first folders of the paths are the splits, where all are named so, else every image is
-    train's. Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
+    CSV in UTF-8, with commas, semicolons or tabs; `.jsonl` or `.parquet`. For other names of the columns see
+    `table_file`: labels may be columns of 0 and 1, `is_valid` or `fold` say the split, `group` what stays together.
+    Several labels of an image are a list, or joined by `label_separator`, which is in no label then. Where any has
+    several, or the model has several labels (`multi_label`), an image may have none. A split is train, val or test, or
+    has another name of `SPLIT_FOLDERS`; without a column of splits the first folders of the paths are the splits,
+    where all are named so, else every image is train's. Where no file is where the table says, names are looked for
+    below its folder. Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
-    return _splits(_read_rows(path, ""), path.parent, name)
+    return _splits(_read_rows(path, "", read), path.parent, name, multi_label)
 
 
-def metadata_splits(path: Path, name: str) -> SplitReader | None:
-    """The images of `PATH/metadata.csv` or `.jsonl`, or of those in `train/`, `val/` and `test/` (Hugging Face).
+def metadata_splits(
+    path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False
+) -> SplitReader | None:
+    """The images of `PATH/metadata.csv`, `.jsonl` or `.parquet`, or of those in `train/`, `val/` and `test/`, or in
+    their class folders (Hugging Face).
 
-    As `csv_splits`; in `.jsonl` the labels may be a list. Class folders are not read then, which is logged, as are
+    As `csv_splits`, with the columns `file_name` and `label`. Class folders are not read then, which is logged, as are
     images that are not listed. None where no metadata has a label: class folders are read.
     """
     roots = [("", path)]
     if not _labeled(path):
-        roots = [(_SPLITS[name.lower()], path / name) for name in subfolders(path) if name.lower() in _SPLITS]
+        roots = [(_SPLITS[name.lower()], path / name) for name in subfolders(path) if name.lower() in _SPLITS] or roots
+    roots = [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
     tables = {root: table for _, root in roots if (table := _labeled(root))}
     if not tables:
         return None
     if missing := [str(root) for _, root in roots if root not in tables]:
-        raise UserError(f"{first_ten(missing)} has no metadata.csv or .jsonl with file_name and label, as others have")
-    rows = [row for split, root in roots for row in _read_rows(tables[root], split)]
+        raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
+    rows = [row for split, root in roots for row in _read_rows(tables[root], split, read)]
     listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
     for root in tables:
         classes = [folder for folder in subfolders(root) if folder.lower() not in _SPLITS]
@@ -68,10 +75,20 @@ def metadata_splits(path: Path, name: str) -> SplitReader | None:
             warn_once(f"the labels are those of {file}; the folders {first_ten(classes)} are not read as classes")
         if extra := [f for f in images_below(root) if os.path.abspath(f) not in listed]:  # noqa: PTH100
             warn_once(f"{quoted(str(tables[root]))} lists no label of {len(extra)} images: {first_ten(extra)}")
-    return _splits(rows, path, name)
+    return _splits(rows, path, name, multi_label)
 
 
-def _splits(rows: Sequence[Row], folder: Path, name: str) -> SplitReader:
+def _folders_with_metadata(root: Path) -> list[Path]:
+    """A folder, or its folders of images where these have metadata with labels and it has none itself."""
+    below = [] if _labeled(root) else [root / folder for folder in subfolders(root)]
+    if not any(map(_labeled, below)):
+        return [root]
+    tables = first_ten([str(folder) for folder in below if _labeled(folder)])
+    warn_once(f"the labels are those of the metadata in {tables}; the names of the folders are not read as classes")
+    return [folder for folder in below if images_below(folder)]
+
+
+def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
     forms: dict[str, str] = {}  # of a label in several Unicode forms, the first
     same = (dict.fromkeys(forms.setdefault(canonical(label), label) for label in row.labels) for row in rows)
     rows = [row._replace(labels=tuple(labels)) for row, labels in zip(rows, same, strict=True)]
@@ -82,9 +99,12 @@ def _splits(rows: Sequence[Row], folder: Path, name: str) -> SplitReader:
         raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
     classes = natural_order(known)
     index = {label: i for i, label in enumerate(classes)}
-    several = any(len(row.labels) > 1 for row in rows)
+    several = multi_label or any(len(row.labels) > 1 for row in rows)
     if (unlabeled := [row.file for row in rows if not row.labels]) and not several:
-        raise UserError(f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}")
+        raise UserError(
+            f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}; remove these rows, or "
+            f"where an image may have several classes or none, give --loss sigmoid"
+        )
     if unlabeled:
         warn_once(f"{quoted(name)}: {len(unlabeled)} images have no label, and are taken for images without any class")
 
@@ -94,9 +114,17 @@ def _splits(rows: Sequence[Row], folder: Path, name: str) -> SplitReader:
             count = f"{len(missing)} of the {len(part)} files of {split} do not exist"
             warn_once(f"{quoted(name)}: {count}: {first_ten(missing)}")
         labels = Labels.of_lists([[index[label] for label in row.labels] for row in part])
-        entries = [Entry(row.file) for row in part]
-        sets = labels if several else None
-        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=sets, folder=str(folder))
+        groups = np.array([row.group or row.file for row in part], dtype=object)
+        return Dataset(
+            name,
+            split,
+            classes,
+            labels.firsts,
+            entries=[Entry(row.file) for row in part],
+            label_sets=labels if several else None,
+            folder=str(folder),
+            groups=groups if any(row.group for row in rows) else None,
+        )
 
     return present, read
 
@@ -126,41 +154,44 @@ def _labeled(folder: Path) -> Path | None:
     """The metadata of a folder, if it names files and labels."""
     tables = [folder / name for name in METADATA if (folder / name).exists()]
     if len(tables) > 1:
-        raise UserError(f"{quoted(str(folder))} has {' and '.join(METADATA)}; remove one")
-    columns = _read(tables[0])[0] if tables else ()
-    return tables[0] if all(set(columns) & set(COLUMNS[kind]) for kind in ("file", "label")) else None
+        raise UserError(f"{quoted(str(folder))} has {' and '.join(table.name for table in tables)}; remove one")
+    columns = {column.lower() for column in read_table(tables[0])[0]} if tables else set()
+    return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
 
 
-def _read_rows(path: Path, split: str) -> list[Row]:
+def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     """The images of a table; `split` is that of all, or "" if the table says it. Raises UserError."""
-    columns, records = _read(path)
+    names, records = read_table(path)
     where = quoted(str(path))
-    found = {kind: [column for column in columns if column in names] for kind, names in COLUMNS.items()}
-    if not len(found["file"]) == len(found["label"]) == 1 or len(found["split"]) > 1:
-        raise UserError(
-            f"{where} has the columns {first_ten(columns)}; expected one file (or file_name), one label (or labels) "
-            f"and, for several splits, one split"
-        )
-    (file_column,), (label_column,), split_column = found["file"], found["label"], "".join(found["split"])
+    columns = choose_columns(names, records, where)
+    values = {_lower(record.get(columns.split)) for _, record in records if record} if columns.split else set()
+    splits = _splits_by_value(columns.split, values, read.test_fold, where)
     rows, invalid = [], []
     for line, record in records:
-        file, labels = record.get(file_column), _labels(record.get(label_column))
-        named = str(record.get(split_column) or "").strip().lower()
+        file = record.get(columns.file)
+        file = str(file) if isinstance(file, int) else file
+        labels = columns.labels_of(record, read.label_separator or "|")
+        named = _lower(record.get(columns.split))
         if not record:
-            invalid.append(f"line {line} has not {len(columns)} fields")
+            invalid.append(f"line {line} has not {len(names)} fields")
         elif not isinstance(file, str) or not file:
             invalid.append(f"line {line} has no file")
         elif labels is None:
-            invalid.append(f"line {line} has the label {record[label_column]!r} ({file}), not a text or whole number")
+            invalid.append(f"line {line} has the label {record[columns.labels[0]]!r} ({file}), not a text or number")
         elif "://" in file or _NOT_TEXT.search(file + "".join(labels)):
             invalid.append(f"line {line} has no local path or no valid UTF-8 ({file[:80]!r})")
-        elif split_column and not split and named not in _SPLITS:
-            invalid.append(f"line {line} has the split {named!r} ({file}), not train, val or test")
+        elif columns.split and not split and named not in splits:
+            invalid.append(f"line {line} has the {columns.split} {named!r} ({file}), not {_allowed(columns.split)}")
         else:
-            named = named if split_column else "".join(Path(file).parts[:1]).lower()
-            rows.append(Row(str(Path(path.parent, file)), labels, split or _SPLITS.get(named, "")))
+            group = str(record.get(columns.group) or "").strip() if columns.group else ""
+            rows.append(Row(file, labels, split or splits.get(named, ""), group))
     if invalid or not rows:
         raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
+    _check_labels(rows, columns, records, read, where)
+    rows = _find_files(rows, path.parent, where)
+    if not columns.split and not split:
+        rows = [row._replace(split=_SPLITS.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
+    rows = [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
     outside = [row.file for row in rows if not row.split]
     if 0 < len(outside) < len(rows):
         warn_once(
@@ -170,44 +201,92 @@ def _read_rows(path: Path, split: str) -> list[Row]:
     return [row._replace(split="train") for row in rows] if outside else rows
 
 
-def _labels(cell: Any) -> tuple[str, ...] | None:
-    """The labels in a cell, each once; None if it holds anything but texts and whole numbers."""
-    values = cell if isinstance(cell, list) else [] if cell is None else [cell]
-    if not all(isinstance(value, str | int) for value in values):
-        return None
-    labels = (label.strip() for value in values for label in str(value).split("|"))
-    return tuple(dict.fromkeys(label for label in labels if label))
+def _lower(cell: Any) -> str:
+    return str("" if cell is None else cell).strip().lower()
 
 
-def _read(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
-    """The columns of a table (of `.jsonl`, those of all its lines); and the number and the cells of each line."""
-    try:
-        text = read_regular(path, MAX_TABLE_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8, as which it must be saved"
-        raise UserError(f"cannot read the table {quoted(str(path))}: {reason}") from error
-    if path.suffix == ".jsonl":
-        records = list(_json_lines(text, path))
-        return list(dict.fromkeys(column for _, record in records for column in record)), iter(records)
-    lines = _csv_lines(text, path)
-    columns = [column.strip().lower() for column in next(lines, (1, []))[1]]
-    fits = ((line, cells if len(cells) == len(columns) else []) for line, cells in lines)
-    return columns, ((line, dict(zip(columns, cells, strict=False))) for line, cells in fits)
+def _allowed(column: str) -> str:
+    return {"is_valid": "True or False", "fold": "a whole number"}.get(column.lower(), "train, val or test")
 
 
-def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        yield from ((reader.line_num, cells) for cells in reader if cells)
-    except csv.Error as error:
-        raise UserError(f"{quoted(str(path))}, line {reader.line_num}, is not CSV: {error}") from error
+def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> dict[str, str]:
+    """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
+    if column.lower() == "is_valid":
+        return _VALID
+    if column.lower() != "fold" or all(value in _SPLITS for value in values):
+        if test_fold is not None:
+            raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
+        return _SPLITS
+    folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
+    test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
+    present = ", ".join(map(str, sorted(set(folds.values()))))
+    if test not in folds.values():
+        raise UserError(f"test_fold={test} is not in the column fold of {where}, which has {present}; give one of them")
+    if test_fold is None:
+        warn_once(f"{where}: fold {test} of {present} is the test split; --data.test-fold chooses another")
+    return {value: "test" if fold == test else "train" for value, fold in folds.items()}
 
 
-def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            record = parse_json(line, f"{path}, line {number},")
-            if not isinstance(record, dict):
-                raise UserError(f"{quoted(str(path))}, line {number}, is not an object with file_name and label")
-            yield number, record
+def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: ReadConfig, where: str) -> None:
+    """Logs what was understood of columns and labels; raises UserError for labels that are decimal numbers."""
+    labels = {label for row in rows for label in row.labels}
+    if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
+        kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
+        warn_once(f"{where}: the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}")
+    if columns.one_hot and (empty := [column for column in columns.labels if column not in labels]):
+        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}, which are no classes here")
+    if columns.group:
+        count = len({row.group for row in rows})
+        warn_once(f"{where}: images of the same {columns.group} ({count:,}) stay together where a split is drawn")
+    numbers = [label for label in labels if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE)]
+    if labels and len(numbers) == len(labels) and (decimal := sorted(n for n in numbers if float(n) % 1)):
+        raise UserError(
+            f"{where} has numbers as labels, such as {first_ten(decimal[:3])}: vitlab classifies, and these look like "
+            f"a regression target. Make classes of them, by ranges with names, such as low and high."
+        )
+    cells = (record.get(columns.labels[0]) for _, record in records)
+    if not columns.one_hot and (written := next((cell for cell in cells if list_in(cell) is not None), None)):
+        warn_once(f"{where}: labels such as {written} are read as lists, each item as a label")
+    if read.label_separator is None and (separator := _likely_separator(labels)):
+        joined = sorted(label for label in labels if separator in label)
+        warn_once(
+            f"{where}: labels such as {first_ten(list(map(repr, joined[:3])))} are one class each ({len(labels)} in "
+            f"all). If they are several labels of an image, give --data.label-separator '{separator}'; '|' says that "
+            f"they are names."
+        )
+
+
+def _likely_separator(labels: Collection[str]) -> str:
+    """What may separate several labels in a text; of a space only where the texts are more than their words."""
+    for separator in ",;":
+        if any(separator in label for label in labels):
+            return separator
+    words = {word for label in labels for word in label.split()}
+    return " " if len(words) < len(labels) else ""
+
+
+def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
+    """`rows`; if none of their files is where it should be, with those of the same name below the folder.
+
+    The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
+    """
+    if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
+        return rows
+    below = collections.defaultdict[str, set[str]](set)
+    for file in (os.path.relpath(file, folder) for file in images_below(folder)):
+        parts = Path(file).with_suffix("").parts
+        for start in range(len(parts)):
+            below["/".join(parts[start:])].add(file)
+            below["/".join((*parts[start:-1], Path(file).name))].add(file)
+    found, ambiguous = [], []
+    for row in rows:
+        wanted = row.file.replace("\\", "/").removeprefix("./")
+        tail = Path(wanted).name if wanted.startswith("/") or ":" in wanted else wanted
+        fits = sorted(below.get(tail, ()))
+        ambiguous += [f"{row.file} ({' and '.join(fits[:3])})"] if len(fits) > 1 else []
+        found.append(row._replace(file=fits[0]) if len(fits) == 1 else row)
+    if ambiguous:
+        raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
+    if moved := [f"{row.file} is {new.file}" for row, new in zip(rows, found, strict=True) if row.file != new.file]:
+        warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
+    return found

@@ -25,6 +25,7 @@ from annotated_types import Ge, Le, Lt
 from jaxtyping import Int
 from PIL import Image
 
+from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.downloads import Report
@@ -65,6 +66,7 @@ def write_shards(
     splits: Sequence[str] = ("train", "val", "test"),
     root: str | None = None,
     on_error: str = "raise",
+    read: ReadConfig = ReadConfig(),
     report: Report = lambda done, of: None,
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns its `summary`.
@@ -75,13 +77,13 @@ def write_shards(
     """
     folder = Path(folder)
     plan = {"source": source, "root": root, "splits": list(splits), "on_error": on_error}
-    plan |= dataclasses.asdict(settings)
+    plan |= dataclasses.asdict(settings) | read.read_settings
     if _is_occupied(folder):
         return _finished(folder, plan)
     target = folder.resolve()  # of a link
     unfinished = target.with_name(f".{target.name}.unfinished")
-    copied = splits_to_copy(source, splits, root=root)
-    datasets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in copied}
+    copied = splits_to_copy(source, splits, root=root, read=read)
+    datasets = {split: load_dataset(source, split, root=root, on_error=on_error, read=read) for split in copied}
     unfinished.mkdir(parents=True, exist_ok=True)
     if (lock := lock_file(unfinished / ".lock")) is None:
         raise UserError(f"another process is writing {folder}; wait for it, or give the name of another folder.")

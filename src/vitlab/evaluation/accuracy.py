@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
 from vitlab.data.registry import DATASETS, check_source, load_dataset
@@ -319,8 +320,17 @@ def evaluate_checkpoint(
     root, classes = root or known.get("root"), known.get("classes") if known.get("class_indices") else None
     options = dataclasses.replace(options, on_error="skip") if known.get("on_error") == "skip" else options
     with world.rank_0_first():
-        how = {"root": root, "classes": classes, "on_error": options.on_error, "partial": partial}
-        images = load_dataset(name, split, levels=preprocessing.range, **how)
+        images = load_dataset(
+            name,
+            split,
+            root=root,
+            classes=classes,
+            on_error=options.on_error,
+            partial=partial,
+            levels=preprocessing.range,
+            read=options if options.read_settings else ReadConfig.from_metadata(known),
+            multi_label=bool(metadata.get("multi_label")),
+        )
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
     if options.compile:
         compile_inference(loaded.model, options.batch_size, log)

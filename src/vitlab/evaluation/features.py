@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import nn
 
+from vitlab.config.data import ReadConfig
 from vitlab.data import downloads
 from vitlab.data.classes import require_two_classes
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.decode import Levels
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
@@ -176,7 +178,8 @@ def write_features(
     check_source(dataset, root)
     _, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():
-        images = load_dataset(dataset, split, root=root, on_error=options.on_error, levels=preprocessing.range)
+        how: dict[str, Any] = {"on_error": options.on_error, "levels": preprocessing.range, "read": options}
+        images = load_dataset(dataset, split, root=root, **how)
     written = features_of(images)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":
@@ -200,7 +203,12 @@ def write_features(
 
 
 def load_train_and_test(
-    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE, levels: Levels | None = None
+    name: str,
+    splits: SplitOptions,
+    on_error: str,
+    world: World = SINGLE,
+    levels: Levels | None = None,
+    read: ReadConfig = ReadConfig(),
 ) -> tuple[Dataset, Dataset]:
     """The training and the test split, with black and white at `levels`.
 
@@ -211,10 +219,11 @@ def load_train_and_test(
     whole = splits.train_split is None and splits.test_split == "test"
     train_split = splits.train_split or "train"
     with world.rank_0_first():
-        how: dict[str, Any] = {"root": splits.root, "on_error": on_error, "levels": levels}
+        how: dict[str, Any] = {"root": splits.root, "on_error": on_error, "levels": levels, "read": read}
         train = load_dataset(name, train_split, whole_train=whole, **how)
         test = load_dataset(name, splits.test_split, partial=splits.partial, **how)
     require_disjoint(train, test)
+    warn_of_shared_groups(train, test)
     check_train_and_test(train, test)
     return train, test
 

@@ -7,7 +7,7 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 
 of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
 scores of an image by the classifier of all others are Y - (I - H')^-1 (Y - HY) in the rows of the image (several, where
-the training set has several views of it), of which H' is H's block.
+the training set has several views of it, or where a whole group of images is left out), of which H' is H's block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from torch import nn
 
-from vitlab.config import DataConfig, FewShotConfig
+from vitlab.config import DataConfig, FewShotConfig, ReadConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import format_table
@@ -75,19 +75,34 @@ class Ridge:
         """W; its last row belongs to the bias."""
         return self._outer @ (self._inner / (self.eigenvalues + l2)[:, None])
 
-    def leave_one_out(self, l2: float, views: int = 1) -> Float64[np.ndarray, "m K"]:
+    def leave_one_out(
+        self, l2: float, views: int = 1, groups: Int[np.ndarray, " m"] | None = None
+    ) -> Float64[np.ndarray, "m K"]:
         """Scores of each training image by the classifier of all others (with the standardization of all).
 
-        The n training rows are `views` of each of m images: first the first view of all, whose scores these are.
+        The n training rows are `views` of each of m images: first the first view of all, whose scores these are. Of
+        `groups`, the number of each image's group, the classifier is that of all other groups. Images with a negative
+        number are in all classifiers, and have no scores (NaN).
         """
+        images = len(self._targets) // views
+        group_of = np.tile(np.arange(images) if groups is None else groups, views)
+        order = np.argsort(group_of, kind="stable")[np.count_nonzero(group_of < 0) :]
+        _, starts, sizes = np.unique(group_of[order], return_index=True, return_counts=True)
         shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
-        fit = self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
-        basis, targets, errors = (
-            part.reshape(views, -1, part.shape[1]).swapaxes(0, 1)
-            for part in (self._basis, self._targets, self._targets - fit)
-        )
-        block = np.einsum("mvr,r,mwr->mvw", basis, shrinkage, basis, optimize=True)
-        return (targets - np.linalg.solve((1 + 1e-9) * np.eye(views) - block, errors))[:, 0]
+        errors = self._targets - self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
+        scores = np.full_like(self._targets, np.nan)
+        for size in np.unique(sizes):  # all groups of one size at once
+            rows = order[starts[sizes == size][:, None] + np.arange(size)]
+            basis = self._basis[rows]
+            if size <= basis.shape[2]:
+                block = np.einsum("mvr,r,mwr->mvw", basis, shrinkage, basis, optimize=True)
+                scores[rows] = self._targets[rows] - np.linalg.solve((1 + 1e-9) * np.eye(size) - block, errors[rows])
+                continue
+            # Of larger ones by Woodbury's identity: (I - B S B')^-1 = I + B (I - S B'B)^-1 S B'.
+            scaled = shrinkage[:, None] * basis.swapaxes(1, 2)
+            inner = np.linalg.solve((1 + 1e-9) * np.eye(basis.shape[2]) - scaled @ basis, scaled @ errors[rows])
+            scores[rows] = self._targets[rows] - errors[rows] - basis @ inner
+        return scores[:images]
 
     def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
         weights = self.weights(l2)
@@ -199,11 +214,12 @@ def create_fewshot_evaluator(
                 f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
+    read = data if name == data.name else ReadConfig()
     classes = classes if settings.classes is None else settings.classes
     how: dict[str, Any] = {"root": root, "classes": classes, "on_error": data.on_error, "levels": data.levels}
     with world.rank_0_first():
         train, test = (
-            load_dataset(name, split, exclude=excluded, **how)
+            load_dataset(name, split, exclude=excluded, read=read, **how)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
     require_disjoint(train, test)
@@ -256,7 +272,7 @@ def fewshot_checkpoint(
     model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     data: list[FewShotData] = []
     for name in datasets:
-        train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range)
+        train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range, options)
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
     for examples in data:

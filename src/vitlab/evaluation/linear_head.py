@@ -28,7 +28,8 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Weights of a head, and how well it does on each training image when it is fitted to all others."""
+    """Weights of a head, and how well it does on each training image when it is fitted to all others; or on each group
+    of them, or on the user's val, when it is fitted without."""
 
     weight: Float32[np.ndarray, "K D"]
     bias: Float32[np.ndarray, " K"]
@@ -53,28 +54,40 @@ class LinearHead:
 
 
 def least_squares_head(
-    x: Float[np.ndarray, "V n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+    x: Float[np.ndarray, "V n D"],
+    labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
+    num_classes: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+    refit: bool = True,
 ) -> LinearHead:
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
     x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
-    makes logits of them. `labels` is as in `Ridge`. Raises UserError for fewer than two images.
+    makes logits of them. `labels` is as in `Ridge`, `groups`, which are left out one by one, as in its `leave_one_out`.
+    refit: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
+    Raises UserError for fewer than two images or groups.
     """
     views, images, _ = x.shape
     if images < 2:
         raise UserError(f"least squares requires two training images or more, not {images}; add images.")
+    if groups is not None and (groups == groups[0]).all():
+        raise UserError(f"all {images} training images are of one group, so none can be left out; give other groups.")
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
-    rows = np.arange(0, len(labels), -(-len(labels) // LOSS_ROWS))
+    scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
+    rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     target = torch.from_numpy(labels[rows])
 
     def scores(l2: float) -> Tensor:
-        return torch.from_numpy(ridge.leave_one_out(l2, views)[rows])
+        return torch.from_numpy(ridge.leave_one_out(l2, views, groups)[rows])
 
     loss, l2, scale = min(_best_scale(scores(l2), target, l2) for l2 in L2_GRID)
     logits = scores(l2) * scale
     confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
     threshold = choose_rejection(confidence.numpy(), correct.numpy())
+    if groups is not None and not refit:
+        rest = np.flatnonzero(groups < 0)
+        ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vitlab.config.data import ReadConfig
 from vitlab.errors import UserError
 from vitlab.models.config import Interpolation
 from vitlab.settings import Checked, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
@@ -37,7 +38,7 @@ class LoaderOptions(Checked):
 
 
 @dataclass(frozen=True)
-class EvalOptions(ModelOptions, LoaderOptions):
+class EvalOptions(ModelOptions, LoaderOptions, ReadConfig):
     """How a checkpoint is loaded, and how images are read for it."""
 
     compile: bool = False

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitlab.data.dataset import stratified_split
-from vitlab.data.registry import check_source
+from vitlab.data.dataset import Dataset
+from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features, load_frozen, load_train_and_test
@@ -54,11 +55,20 @@ def knn(
     return {k: count / len(test.x) for k, count in hits.items()}
 
 
-def linear_probe(train: Features, test: Features, *, l2: Sequence[float] = L2_GRID, seed: int = 0) -> dict[str, Any]:
+def linear_probe(
+    train: Features,
+    test: Features,
+    *,
+    l2: Sequence[float] = L2_GRID,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+    val: Features | None = None,
+) -> dict[str, Any]:
     """Softmax regression on standardized features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, without the bias.
 
     With two classes scikit-learn fits the difference of their rows alone, on which the same l2 weighs twice as much.
-    Of several `l2` the best on a held-out split, chosen by `seed`, is taken; ties go to the largest.
+    Of several `l2` the best on `val` is taken, or on a held-out part of train in whole `groups`, chosen by `seed`; ties
+    go to the largest.
     Returns the test `accuracy`, the `l2`, the `held_out` accuracy by l2, and whether the last fit `converged`.
     Raises UserError where there is only one class, or nothing to hold out.
     """
@@ -67,18 +77,23 @@ def linear_probe(train: Features, test: Features, *, l2: Sequence[float] = L2_GR
     if len(np.unique(labels)) < 2:
         raise UserError("all training images are of one class; a probe needs at least two.")
     mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
-    train_x, test_x = (((x - mean) / std).astype(np.float32) for x in (train.x, test.x))
+    train_x, test_x, val_x = (
+        ((part.x - mean) / std).astype(np.float32) for part in (train, test, train if val is None else val)
+    )
     held_out: dict[float, float] = {}
     best = l2[0]
     if len(l2) > 1:
-        parts = stratified_split(labels, {"val": HELD_OUT}, seed)
-        fit, val = parts["train"], parts["val"]
-        if not len(val):
+        if val is None:
+            parts = stratified_split(labels, {"val": HELD_OUT}, seed, groups=groups)
+            fit, held, held_labels = parts["train"], parts["val"], labels[parts["val"]]
+        else:
+            fit, held, held_labels = np.arange(len(labels)), np.arange(len(val_x)), val.labels
+        if not len(held):
             raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
         model = None
         for value in sorted(l2, reverse=True):  # each fit starts from that of the next stronger penalty
             model = _fit(train_x[fit], labels[fit], value, model)
-            held_out[value] = float((model.predict(train_x[val]) == labels[val]).mean())
+            held_out[value] = float((model.predict(val_x[held]) == held_labels).mean())
         best = max(held_out, key=lambda value: held_out[value])
     model = _fit(train_x, labels, best)
     accuracy, converged = (model.predict(test_x) == test.labels).mean(), model.n_iter_.max() < MAX_STEPS
@@ -119,7 +134,7 @@ def probe_checkpoint(
     _check_l2(L2_GRID if l2 is None else l2)
     check_source(dataset, splits.root)  # before anything is loaded
     model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
-    parts = load_train_and_test(dataset, splits, options.on_error, world, preprocessing.range)
+    parts = load_train_and_test(dataset, splits, options.on_error, world, preprocessing.range, options)
     if kind == "knn":
         _choose_ks(ks, len(parts[0]))  # before the features
     train, test = map(features_of, parts)
@@ -127,7 +142,16 @@ def probe_checkpoint(
     if kind == "knn":
         result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(model))}
     else:
-        result = linear_probe(train, test, l2=L2_GRID if l2 is None else l2)
+        own_val, groups = None, parts[0].groups
+        if (splits.train_split, splits.test_split) == (None, "test") and ":" in dataset:
+            own_val = _own_val(dataset, splits.root, options)
+        result = linear_probe(
+            train,
+            test,
+            l2=L2_GRID if l2 is None else l2,
+            groups=groups if groups is None else groups[train.indices],
+            val=None if own_val is None else features_of(own_val),
+        )
     return {
         "checkpoint": str(checkpoint),
         "dataset": dataset,
@@ -138,6 +162,12 @@ def probe_checkpoint(
         "computed_in": options.precision,
         **result,
     }
+
+
+def _own_val(dataset: str, root: str | None, options: EvalOptions) -> Dataset | None:
+    """The user's own val split, if there is one beside the test split."""
+    both = load_dataset(dataset, "trainval", root=root, on_error=options.on_error, read=options)
+    return None if both.from_val is None else both.take(np.flatnonzero(both.from_val))
 
 
 def _choose_ks(ks: Sequence[int] | None, images: int) -> list[int]:

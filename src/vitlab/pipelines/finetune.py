@@ -21,7 +21,13 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluation.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
-from vitlab.pipelines.automatic import adapt_to_epochs, bit_hyperrule, default_image_size, load_automatic_settings
+from vitlab.pipelines.automatic import (
+    MAX_HELD_OUT,
+    adapt_to_epochs,
+    bit_hyperrule,
+    default_image_size,
+    load_automatic_settings,
+)
 from vitlab.pipelines.budget import best_size, fit_budget, needed_budget
 from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
@@ -153,7 +159,7 @@ def _load_data(
     config = dataclasses.replace(config, data=with_measured_range(config.data, world))
     if config.data.levels is not None:
         log("black and white: the values {} and {} of an image file".format(*config.data.levels))
-    splits = load_splits(config.data, world)
+    splits = load_splits(config.data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:
@@ -167,9 +173,19 @@ def _load_data(
 
 def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collection[str], log: Log) -> FinetuneConfig:
     """`config`, or the least-squares head alone where this is `automatic` and there are too few images to hold some
-    out; else raises UserError for that."""
+    out; else raises UserError for that. Where the user's own val is held out, `held_out` is its fraction."""
     if not config.tried_rates:
         return config
+    if (val := splits.train.from_val) is not None and 0 < val.mean() < 1:
+        if config.head and "held_out" not in automatic:
+            raise UserError(
+                f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
+                f"made on; leave it out, or leave val out with --data.train-split train."
+            )
+        held_out = min(val.mean(), MAX_HELD_OUT / len(val)) if config.head else val.mean()
+        if held_out != config.held_out:
+            log(f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train")
+        config = dataclasses.replace(config, held_out=float(held_out))
     if config.head is None or "runs" not in automatic:
         hold_out(splits.train, config.held_out, config.seed)
     elif not all(map(len, hold_out_indices(splits.train, config.held_out, config.seed))):
@@ -216,7 +232,7 @@ def _plan(
         for line in _left_out(config, wanted, images, measure(config, False), budget, automatic):
             job.log(line)
         if config.data.part != job.config.data.part:
-            splits = load_splits(config.data, world)
+            splits = load_splits(config.data, world, config.loss == "sigmoid")
             images = Images(len(splits.train), len(splits.test))
         job = dataclasses.replace(job, config=config, splits=splits)
     elif not planned_before:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int, UInt8
 
 from vitlab.config import DataConfig
+from vitlab.config.data import ReadConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.exclude import image_id
@@ -94,6 +95,8 @@ class Run:
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
             levels=Preprocessing.read(metadata, str(self.folder)).range,
+            read=ReadConfig.from_metadata(metadata),
+            multi_label=bool(metadata.get("multi_label")),
         )
         indices = {image_id(data, i): i for i in range(len(data))}
         images = {}
@@ -187,7 +190,9 @@ class Run:
         """Raises UserError where the data is missing, and where the search would not be quick or useful."""
         data = from_dict(DataConfig, self.settings["data"])
         name, split = shlex.quote(data.name), data.train_split
-        splits = load_splits(replace(data, eval_split="test", on_error="skip"))
+        splits = load_splits(
+            replace(data, eval_split="test", on_error="skip"), multi_label=bool(self.metadata.get("multi_label"))
+        )
         train_set, test_set = splits.train, splits.test
         roots = "" if data.root is None else " --train-root {0} --test-root {0}".format(shlex.quote(data.root))
         command = f"`vitlab duplicates {name} {name} --train-split {split}{roots}` searches them."

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Bool, Int
 
 from vitlab.config import DataConfig, FinetuneConfig
-from vitlab.data.dataset import Dataset, stratified_split
+from vitlab.data.dataset import Dataset
 from vitlab.data.downloads import cache_folder
+from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss, mean_average_precision
 from vitlab.evaluation.features import Features, features
@@ -120,6 +121,12 @@ class LinearStage(JobInputs):
         """The head for the training images without augmentation."""
         return self._fit([self.plain])
 
+    @property
+    def chosen_on(self) -> str:
+        """What l2 and scale, the views and the rejection threshold are chosen on."""
+        train = self.splits.train
+        return "val" if _has_val(train) else "leave-one-out" if train.groups is None else "leave-one-group-out"
+
     @functools.cached_property
     def _model(self) -> Model:
         device = self.execution.device
@@ -155,10 +162,14 @@ class LinearStage(JobInputs):
         return self.plain_head if indices is None else self._fit([self.plain], indices)
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        train, rows = self.splits.train, self._rows(indices)
+        train, world, rows = self.splits.train, self.execution.world, self._rows(indices)
+        refit = indices is None or not _has_val(train)
+        if not refit:  # l2 and scale are chosen on val, which `indices` leave out
+            rows = self._rows()
         x, labels = np.stack([view.x[rows] for view in views]), _labels(train, self.plain.indices[rows])
+        groups = _left_out(train, self.plain.indices[rows])
         # By rank 0 for all: what rounding decides must be the same on every rank.
-        fit, world = functools.cache(lambda: least_squares_head(x, labels, len(train.classes))), self.execution.world
+        fit = functools.cache(lambda: least_squares_head(x, labels, len(train.classes), groups, refit))
         numbers = world.broadcast_object(
             lambda: {name: getattr(fit(), name) for name in ("l2", "accuracy", "loss", "reject_below")}
         )
@@ -187,12 +198,12 @@ class LinearStage(JobInputs):
             head, images = self.fit_head(), len(self._rows())
             if images < (count := len(self.splits.train)):
                 self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
-            self.log(f"least-squares head: leave-one-out accuracy {head.accuracy:.2%}")
+            self.log(f"least-squares head: {self.chosen_on} accuracy {head.accuracy:.2%}")
             model = self.classifier().to(self.execution.device)
             test = evaluate_split(config, model, self.splits.test, world)
             self.log(f"least-squares head: test accuracy {test.accuracy:.2%} ({len(test.labels):,} images)")
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
-            record["fitted_images"] = images
+            record |= {"chosen_on": self.chosen_on, "fitted_images": images}
             data, views = self.augmented
             record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}
             return write_run(config, folder, self.splits, model, test, self.init_id, least_squares=record)
@@ -234,22 +245,42 @@ def check_head(config: FinetuneConfig) -> None:
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """The training split without `fraction` of each class, and that held-out split, chosen by `seed` (App. B.1.1).
 
-    Raises UserError where one of the two is empty.
+    Groups are kept whole. Of "trainval" with the user's own val that is held out, `fraction` of all at most. Raises
+    UserError where one of the two is empty.
     """
     rest, held_out = map(dataset.take, hold_out_indices(dataset, fraction, seed))
     if not len(rest) or not len(held_out):
         raise UserError(
             f"held_out={fraction:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
-            f"evaluate on (a class needs at least two); give another fraction, or one rate that is not compared "
-            f"(`--optim.lr 1e-4`)."
+            f"evaluate on (a class needs at least two, of two groups if there are groups); give another fraction, or "
+            f"one rate that is not compared (`--optim.lr 1e-4`)."
         )
     return rest, dataclasses.replace(held_out, split="held_out")
 
 
 def hold_out_indices(dataset: Dataset, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The indices of the two parts of `hold_out`."""
-    parts = stratified_split(dataset.labels, {"held_out": fraction}, seed, Stream.HELD_OUT)
-    return parts["train"], parts["held_out"]
+    if not _has_val(dataset):
+        parts = stratified_split(dataset.labels, {"held_out": fraction}, seed, Stream.HELD_OUT, dataset.groups)
+        return parts["train"], parts["held_out"]
+    assert dataset.from_val is not None
+    val, most = np.flatnonzero(dataset.from_val), round(fraction * len(dataset))
+    if most < len(val):
+        val = val[stratified_split(dataset.labels[val], {"val": most / len(val)}, seed, Stream.HELD_OUT)["val"]]
+    return np.flatnonzero(~dataset.from_val), val
+
+
+def _has_val(dataset: Dataset) -> bool:
+    """Whether some of these images are of the user's own val split."""
+    return dataset.from_val is not None and bool(dataset.from_val.any())
+
+
+def _left_out(dataset: Dataset, indices: np.ndarray) -> Int[np.ndarray, " n"] | None:
+    """The number of the group with which each of these images is left out of the least-squares head (as in `Ridge`):
+    all of the user's own val at once, and no other image; else each of `groups`; else, as None, each image."""
+    if dataset.from_val is not None and (val := dataset.from_val[indices]).any():
+        return np.where(val, 0, -1)
+    return None if dataset.groups is None else np.unique(dataset.groups[indices], return_inverse=True)[1]
 
 
 def _labels(dataset: Dataset, indices: np.ndarray) -> Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"]:

@@ -21,6 +21,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.exclude import identity
 from vitlab.data.levels import measure_range, warn_of_narrow_range
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.splits import warn_of_shared_groups
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.accuracy import evaluate, format_evaluation
@@ -107,18 +108,22 @@ def with_measured_range(data: DataConfig, world: World = SINGLE) -> DataConfig:
     options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "exclude", "partial")}
 
     def measure() -> tuple[int, int]:
-        return measure_range(load_dataset(data.name, data.train_split, on_error="skip", **options))
+        return measure_range(load_dataset(data.name, data.train_split, on_error="skip", read=data, **options))
 
     with world.rank_0_first():
         data = dataclasses.replace(data, range=measure())
     return data
 
 
-def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
-    """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only."""
+def load_splits(data: DataConfig, world: World = SINGLE, multi_label: bool = False) -> Splits:
+    """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only.
+
+    multi_label: as in `load_dataset`. Groups of images in training and test are logged.
+    """
     options: dict[str, Any] = {
         name: getattr(data, name) for name in ("root", "classes", "on_error", "partial", "levels")
     }
+    options |= {"read": data, "multi_label": multi_label}
     with world.rank_0_first():
         names = dict.fromkeys((data.eval_split, "test"))
         splits = {split: load_dataset(data.name, split, **options) for split in names}
@@ -130,6 +135,7 @@ def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
             warn_of_narrow_range(train_set)
     if data.train_split == "val":  # your own images without a test split: test is an alias of val
         require_disjoint(train_set, splits["test"])
+    warn_of_shared_groups(train_set, splits["test"])
     return Splits(train_set, splits[data.eval_split], splits["test"])
 
 
@@ -199,7 +205,7 @@ def pretrain(
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
     config = dataclasses.replace(config, data=with_measured_range(config.data, world))
-    splits = load_splits(config.data, world)
+    splits = load_splits(config.data, world, config.loss == "sigmoid")
     if config.masking is None:
         require_two_classes(splits.train)
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
@@ -303,6 +309,7 @@ def write_files(
         "root": config.data.root,
         "class_indices": config.data.classes,
         "on_error": config.data.on_error,
+        "read": config.data.read_settings,
         "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }

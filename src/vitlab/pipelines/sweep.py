@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.data.dataset import stratified_subset
+from vitlab.data.splits import stratified_subset
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
@@ -75,7 +75,7 @@ class FinetuneJob(JobInputs):
         train = stratified_subset(self.splits.train, count / len(self.splits.train), config.seed)
         job = dataclasses.replace(self, config=config, splits=dataclasses.replace(self.splits, train=train))
         loss, size = job.linear.plain_head.loss, "x".join(map(str, config.model.image_hw))
-        self.log(f"{size} px: leave-one-out loss {loss:.3f} of the least-squares head for {len(train)} images")
+        self.log(f"{size} px: {job.linear.chosen_on} loss {loss:.3f} of the least-squares head for {len(train)} images")
         return loss
 
     def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:

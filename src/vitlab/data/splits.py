@@ -1,0 +1,164 @@
+"""How splits are drawn: stratified by class, and in whole groups where images belong together."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from jaxtyping import Int, Int64
+
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import Entry
+from vitlab.errors import UserError, first_ten, quoted
+from vitlab.rng import Stream, philox
+
+logger = logging.getLogger(__name__)
+
+
+def _shuffled_ranks(
+    labels: Int[np.ndarray, " n"], seed: int, stream: Stream
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
+    order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
+    counts = np.bincount(labels)
+    return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def stratified_split(
+    labels: np.ndarray,
+    fractions: Mapping[str, float],
+    seed: int,
+    stream: Stream = Stream.SPLIT,
+    groups: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Sorted indices of "train" and of every split in `fractions`, which partition all indices.
+
+    Each split gets its fraction of each class, rounded, and at least one image if there are enough for all splits. A
+    split that is split again needs another `stream`. Images of the same of `groups` are in one split (`_split_groups`).
+    """
+    if groups is not None:
+        return _split_groups(labels, fractions, philox(seed, stream), groups)
+    order, rank = _shuffled_ranks(labels, seed, stream)
+    size = np.bincount(labels)[labels[order]]
+    parts: dict[str, np.ndarray] = {}
+    start = np.zeros_like(size)
+    for name, fraction in fractions.items():
+        stop = start + np.where(size > len(fractions), np.maximum(np.rint(fraction * size), 1), 0).astype(np.int64)
+        stop = np.minimum(stop, size - 1)  # train keeps one, however large the fractions
+        parts[name] = np.sort(order[(rank >= start) & (rank < stop)])
+        start = stop
+    return parts | {"train": np.sort(order[rank >= start])}
+
+
+def _split_groups(
+    labels: np.ndarray, fractions: Mapping[str, float], random: np.random.Philox, groups: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`stratified_split` of whole groups, which may have images of several classes.
+
+    In shuffled order, a group goes to the first split that it brings nearer to its fraction of each class (by the sum
+    of squared differences, relative to the class's size), else to train. A class with more groups than there are
+    `fractions` is in each split, if need be by its smallest group; train keeps a group of each class.
+    """
+    names, group_of = np.unique(groups, return_inverse=True)
+    pairs, counts = np.unique(np.stack([group_of, labels]), axis=1, return_counts=True)
+    starts = np.searchsorted(pairs[0], np.arange(len(names) + 1))
+    classes = [pairs[1, start:stop] for start, stop in itertools.pairwise(starts)]
+    images = [counts[start:stop] for start, stop in itertools.pairwise(starts)]
+    sizes, left = np.bincount(labels), np.bincount(pairs[1])  # images of each class; its groups in train
+    enough = left > len(fractions)
+    order = np.argsort(random.random_raw(len(names)), kind="stable")
+    chosen = np.full(len(names), -1)
+    missing = {i: np.where(enough, fraction * sizes, 0.0) for i, fraction in enumerate(fractions.values())}
+
+    def move(group: int, split: int) -> None:
+        chosen[group] = split
+        left[classes[group]] -= 1
+        missing[split][classes[group]] -= images[group]
+
+    def movable(candidates: np.ndarray) -> Iterator[int]:
+        yield from (g for g in candidates.tolist() if chosen[g] < 0 and (left[classes[g]] > 1).all())
+
+    for group in movable(order):
+        k, n = classes[group], images[group]
+        gains = ((n * (2 * lack[k] - n) / sizes[k]).sum() for lack in missing.values())
+        if (split := next((i for i, gain in enumerate(gains) if gain > 0), None)) is not None:
+            move(group, split)
+    by_size = order[np.argsort(np.array([n.sum() for n in images])[order], kind="stable")]
+    for split in missing:
+        present = {c for g in np.flatnonzero(chosen == split).tolist() for c in classes[g].tolist()}
+        for group in movable(by_size):
+            if any(enough[c] and c not in present for c in classes[group].tolist()):
+                move(group, split)
+                present.update(classes[group].tolist())
+    parts = {name: np.flatnonzero(chosen[group_of] == i) for i, name in enumerate(fractions)}
+    return parts | {"train": np.flatnonzero(chosen[group_of] < 0)}
+
+
+def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """A fraction of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
+
+    A subset is contained in every larger one of the same seed. Of several labels of an image the first counts. Of
+    "trainval" it is a fraction of train and of the user's val. Groups are not kept whole: no test is drawn from them.
+    Deviation: the paper's subsets of JFT are not stratified.
+    """
+    if not 0 < fraction <= 1:
+        raise UserError(f"part is {fraction}; it is a fraction of each class of the split, in (0, 1], or None for all.")
+    strata = dataset.labels if dataset.from_val is None else 2 * dataset.labels + dataset.from_val
+    order, rank = _shuffled_ranks(strata, seed, Stream.SUBSET)
+    counts = np.maximum(np.rint(fraction * np.bincount(strata)), 1)
+    return dataset.take(np.sort(order[rank < counts[strata[order]]]))
+
+
+def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
+    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
+    image has the same name in every subset."""
+    if dataset.entries:
+        return dataset
+    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
+    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
+
+
+def group_by(dataset: Dataset, pattern: str) -> Dataset:
+    """The data set with the `groups` that a regular expression finds in the paths of its images.
+
+    The group is what the first capture group matches, or where it matches nothing, or there is none, the whole match.
+    Paths are those below the data set's folder. Raises UserError if the expression is not found in all of them.
+    """
+    dataset = with_image_names(dataset)
+    prefix, groups, unmatched = f"{dataset.folder}/" if dataset.folder else "", [], []
+    for i in range(len(dataset)):
+        path = dataset.path(i).removeprefix(prefix)
+        match = re.search(pattern, path)
+        first = match and match.re.groups and match[1]
+        groups.append(first or (match[0] if match else ""))
+        unmatched += [] if match else [path]
+    if unmatched:
+        others = f"^(?:.*?{f'(?:{pattern})' if re.compile(pattern).groups else f'({pattern})'}|.*)"
+        raise UserError(
+            f"group_by={pattern!r} is not found in {len(unmatched):,} of the {len(dataset):,} paths of "
+            f"{quoted(dataset.name)} ({dataset.split}): {first_ten(unmatched)}; give an expression that is in all of "
+            f"them ({others!r} makes each of the others a group of its own)"
+        )
+    return dataclasses.replace(dataset, groups=np.array(groups, dtype=object))
+
+
+def warn_of_shared_groups(train: Dataset, test: Dataset) -> None:
+    """Logs groups of images that are in both splits; and in the user's own val and the rest of train."""
+    pairs = {(train.split, test.split): (train.groups, test.groups)}
+    if train.groups is not None and train.from_val is not None:
+        pairs["train", "val"] = train.groups[~train.from_val], train.groups[train.from_val]
+    for (first, second), (ours, theirs) in pairs.items():
+        if ours is not None and theirs is not None and (common := sorted(set(ours) & set(theirs))):
+            warn_once(
+                f"{quoted(train.name)}: {len(common):,} groups have images in {first} and in {second}, and accuracy "
+                f"there is not that of new groups: {first_ten(common)}"
+            )
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """A data set is loaded split by split; what holds for the whole set is logged once."""
+    logger.warning(text)

@@ -1,0 +1,163 @@
+"""A table as it stands in a file (CSV, JSON lines, Parquet), and which of its columns hold what."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitlab.errors import UserError, first_ten, quoted
+from vitlab.io import parse_json, read_regular
+
+FILE = (
+    ("file", "file_name"),
+    ("filename", "filepath", "file_path", "path", "image", "image_path", "image_name", "img"),
+    ("image_id", "id"),
+)
+LABEL = (("label", "labels"), ("class", "category", "target", "tag", "tags"))
+SPLIT = (("split",), ("is_valid",), ("fold",))
+GROUP = (("group", "group_id"), ("patient", "patient_id", "subject", "subject_id"))
+"""Names of the columns, in any case: of the first row of names that a table has, it must have one."""
+MAX_TABLE_BYTES = 2**28
+"""Largest table that is read: millions of images."""
+_INDEX = re.compile(r"(unnamed: \d+)?")  # a column that pandas or a spreadsheet has added
+_LIST = re.compile(r"\[.*\]|[({]\s*['\"].*[)}]", re.DOTALL)  # of Python, NumPy or JSON
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_ONES, _ZEROS = {"1", "1.0", "true"}, {"0", "0.0", "false", "-1", "-1.0"}
+
+Records = Sequence[tuple[int, dict[str, Any]]]
+"""The number and the cells of each row."""
+
+
+class Columns(NamedTuple):
+    """The columns of a table; "" for those that it lacks."""
+
+    file: str
+    labels: tuple[str, ...]
+    """That of the label; where `one_hot`, one for each class, with 1 for the images that have it."""
+    one_hot: bool
+    split: str
+    group: str
+
+    def labels_of(self, record: dict[str, Any], separator: str) -> tuple[str, ...] | None:
+        """The labels of a row, each once; None if a cell holds anything but texts and numbers."""
+        if self.one_hot:
+            return tuple(column for column in self.labels if _text(record.get(column)) in _ONES)
+        cell = record.get(self.labels[0])
+        values = cell if isinstance(cell, list) else list_in(cell) or [cell]
+        if not all(value is None or isinstance(value, str | int | float) for value in values):
+            return None
+        labels = (label.strip() for value in values for label in _number_or_text(value).split(separator))
+        return tuple(dict.fromkeys(label for label in labels if label))
+
+
+def list_in(cell: Any) -> list[str] | None:
+    """The items of a list that is written as text, as `['cat', 'big']`, `[1 2]` or `["cat"]`; None of other cells."""
+    if not isinstance(cell, str) or not _LIST.fullmatch(text := cell.strip()):
+        return None
+    inner = text[1:-1]
+    if quoted_items := [first or second for first, second in _ITEM.findall(inner)]:
+        return quoted_items
+    return inner.split(",") if "," in inner else inner.split() or [""]
+
+
+def _text(cell: Any) -> str:
+    return str("" if cell is None else cell).strip().lower()
+
+
+def _number_or_text(cell: Any) -> str:
+    """A cell as text: nothing for what is missing, a float without a fraction as a whole number."""
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else str(cell)
+    return "" if cell is None else str(cell)
+
+
+def choose_columns(columns: Sequence[str], records: Records, where: str) -> Columns:
+    """Which columns hold what. Without one that is named as a label, the only other column holds the label, or the
+    others hold 0 and 1 for each class. Raises UserError where that is ambiguous."""
+    file, label, group = (_only(columns, names, where) for names in (FILE, LABEL, GROUP))
+    split = next((found for names in SPLIT if (found := _only(columns, (names,), where))), "")
+    used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}
+    rest = [column for column in columns if column not in used and not _INDEX.fullmatch(column.lower())]
+    if not file:
+        problem = "none of them is named as that of the image files: name it file"
+    elif label or len(rest) == 1:
+        return Columns(file, (label or rest[0],), False, split, group)
+    elif not rest:
+        problem = "none of them has the labels: add a column label"
+    else:
+        values = {c: {_text(record.get(c)) for _, record in records} - {""} for c in rest}
+        mixed = [c for c in rest if not values[c] <= _ONES | _ZEROS]
+        negative = any({"-1", "-1.0"} & v for v in values.values()) and any({"0", "0.0"} & v for v in values.values())
+        if not mixed and not negative:
+            return Columns(file, tuple(rest), True, split, group)
+        reason = f"{first_ten(mixed)} hold other values" if mixed else "they hold 1, 0 and -1"
+        problem = f"none of them is named label, nor are the others one for each class, with 0 and 1: {reason}"
+    raise UserError(f"{where} has the columns {first_ten(columns)}; {problem}")
+
+
+def _only(columns: Sequence[str], names: Iterable[Sequence[str]], where: str) -> str:
+    """The column of the first of `names` that any has, or ""."""
+    for same in names:
+        if len(found := [column for column in columns if column.lower() in same]) > 1:
+            raise UserError(f"{where} has the columns {first_ten(found)} for one thing; rename or remove all but one")
+        if found:
+            return found[0]
+    return ""
+
+
+def read_table(path: Path) -> tuple[list[str], Records]:
+    """The columns of a table (of `.jsonl`, those of all its lines) and its rows. Raises UserError."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    try:
+        text = read_regular(path, MAX_TABLE_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8, as which it must be saved"
+        raise UserError(f"cannot read the table {quoted(str(path))}: {reason}") from error
+    if path.suffix == ".jsonl":
+        records = list(_json_lines(text, path))
+        return list(dict.fromkeys(column for _, record in records for column in record)), records
+    lines = _csv_lines(text, path)
+    columns = [column.strip() for column in next(lines, (1, []))[1]]
+    if repeated := [column for column in set(columns) - {""} if columns.count(column) > 1]:
+        raise UserError(f"{quoted(str(path))} has several columns called {first_ten(sorted(repeated))}; rename them")
+    fits = ((line, cells if len(cells) == len(columns) else []) for line, cells in lines)
+    return columns, [(line, dict(zip(columns, cells, strict=False))) for line, cells in fits]
+
+
+def _read_parquet(path: Path) -> tuple[list[str], Records]:
+    try:
+        import pyarrow  # slow to import, and of the extra `data`
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise UserError(f"{quoted(str(path))} requires the package pyarrow: pip install 'vitlab[data]'") from error
+    try:
+        with pyarrow.parquet.ParquetFile(io.BytesIO(read_regular(path, MAX_TABLE_BYTES))) as file:
+            groups = (file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+            if (size := sum(groups)) > MAX_TABLE_BYTES:
+                raise UserError(f"{quoted(str(path))} holds {size:,} bytes; a table of labels has at most 2^28")
+            table = file.read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"cannot read the table {quoted(str(path))}: {error}") from error
+    return table.column_names, list(enumerate(table.to_pylist(), 1))
+
+
+def _csv_lines(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        yield from ((reader.line_num, cells) for cells in reader if cells)
+    except csv.Error as error:
+        raise UserError(f"{quoted(str(path))}, line {reader.line_num}, is not CSV: {error}") from error
+
+
+def _json_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            record = parse_json(line, f"{path}, line {number},")
+            if not isinstance(record, dict):
+                raise UserError(f"{quoted(str(path))}, line {number}, is not an object with file_name and label")
+            yield number, record
