@@ -10,19 +10,15 @@ import pytest
 
 from vitlab.errors import UserError
 from vitlab.io import (
-    SUMS,
     check_regular,
     clear_leftovers,
-    find_corrupt_files,
     open_regular,
     parse_json,
     read_json,
     read_regular,
-    read_sums,
     reading_npz,
     replacing_file,
     replacing_folder,
-    write_sums,
 )
 
 
@@ -145,36 +141,6 @@ def test_only_the_leftovers_of_one_name(tmp_path: Path) -> None:
     clear_leftovers(tmp_path, "one")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {".two.0123456789abcdef.new", ".one.more.0123456789abcdef.new"}
-
-
-# --- checksums
-
-
-def test_checksums(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-    assert read_sums(tmp_path) == find_corrupt_files(tmp_path) == {}
-    write_sums(tmp_path, ["one"])
-    write_sums(tmp_path, ["two"])
-    checked = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path, capture_output=True, check=False)
-    assert checked.stdout == b"one: OK\ntwo: OK\n"
-    assert checked.returncode == 0
-    assert find_corrupt_files(tmp_path) == {}
-    (tmp_path / "one").write_text("One")
-    (tmp_path / "two").unlink()
-    assert find_corrupt_files(tmp_path) == {"one": "does not match its checksum", "two": "is missing"}
-    assert find_corrupt_files(tmp_path, ["two", "three"]) == {"two": "is missing"}
-
-
-@pytest.mark.parametrize("at", [0, 70, 140])
-def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "one").write_text("one")
-    write_sums(tmp_path, ["one"])
-    content = bytearray((tmp_path / SUMS).read_bytes())
-    content[at % len(content)] ^= 1
-    (tmp_path / SUMS).write_bytes(content)
-    assert find_corrupt_files(tmp_path) == {}
-    assert "SHA256SUMS is corrupt" in caplog.text
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

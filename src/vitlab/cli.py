@@ -13,7 +13,7 @@ import tyro
 
 from vitlab.commands import COMMANDS, command_type, is_rank_0
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
-from vitlab.errors import RunError, UserError, printable
+from vitlab.errors import DISK_FULL, RunError, UserError, printable
 from vitlab.settings import nearest
 
 DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe", "features")
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("VITLAB_DEBUG"):
             traceback.print_exc()
         _print_error(str(error))
-        code = 2
+        code = 1 if getattr(error, "errno", None) in DISK_FULL else 2
     except RuntimeError as error:
         code = _exit_code(error, command)
     except KeyboardInterrupt:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from vitlab.checksums import write_sums
 from vitlab.commands.study import Study
 from vitlab.errors import UserError
-from vitlab.io import write_sums
 from vitlab.pipelines.vtab_table import printed_mean
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.tables import TABLES, as_text, layout

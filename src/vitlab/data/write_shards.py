@@ -25,6 +25,7 @@ from annotated_types import Ge, Le, Lt
 from jaxtyping import Int
 from PIL import Image
 
+from vitlab.checksums import SUMS
 from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.downloads import Report
@@ -32,7 +33,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
 from vitlab.errors import UserError
-from vitlab.io import SUMS, lock_file, replacing_file, sync, write_bytes
+from vitlab.io import lock_file, replacing_file, sync, write_bytes
 from vitlab.rng import Stream, philox
 from vitlab.settings import Checked
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.io import find_corrupt_files
 
 NAMES = {
     "imagenet": "ImageNet",

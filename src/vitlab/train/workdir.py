@@ -16,18 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
-from vitlab.errors import UserError
-from vitlab.io import (
-    MISSING,
-    SUMS,
-    clear_leftovers,
-    find_corrupt_files,
-    lock_file,
-    read_sums,
-    sha256,
-    write_bytes,
-    write_sums,
-)
+from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, sha256, write_sums
+from vitlab.errors import UserError, WriteError
+from vitlab.io import clear_leftovers, lock_file, write_bytes
 from vitlab.train.distributed import SINGLE, World
 
 if typing.TYPE_CHECKING:
@@ -213,9 +204,11 @@ class Workdir:
         try:
             yield
         except OSError as error:
-            raise OSError(
-                f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Free space "
-                f"or allow writing there, then run the same command to resume from the last checkpoint."
+            reason = os.strerror(error.errno) if error.errno else error
+            raise WriteError(
+                f"nothing more can be written to the work folder {self.path} ({reason}). Free space or allow writing "
+                f"there, then run the same command to resume from the last checkpoint.",
+                error.errno,
             ) from error
 
     def __enter__(self) -> "Workdir":

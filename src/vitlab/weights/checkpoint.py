@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import math
-import tempfile
+import shutil
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import RunError, UserError
-from vitlab.io import open_regular, replacing_folder, sync
+from vitlab.io import open_regular, replacing_folder, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.detect import HUBS, Format, find_checkpoint
 
@@ -196,28 +196,22 @@ def convert(
     if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
         metadata["source"] = str(source)  # else it is a copy of what is on a hub
     final = destination if to == "google" else destination.resolve()  # so that "." has a name
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
-        new = Path(folder) / final.name
+    parameters = model.config.num_parameters
+    with (temporary_folder if to == "google" else replacing_folder)(final, 4 * parameters) as folder:
+        new = folder / "new" / final.name  # model cards have the name of their folder
         _function("write", to)(model, new, metadata)
         if to != "google":
             check_replaceable(final, {file.name for file in new.iterdir()})
         copy = load_model(new, image_size=model.config.image_size)
         difference = check_parity(model, copy, f"{destination} (not written)")
-        _replace(final, new)
-    parameters = model.config.num_parameters
+        if to == "google":
+            new.replace(final)
+            sync(final.parent)
+        else:
+            for file in new.iterdir():
+                file.replace(folder / file.name)
+            shutil.rmtree(folder / "new")
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
-
-
-def _replace(final: Path, new: Path) -> None:
-    """Moves a written file or folder to its place; both are on the same disk."""
-    if new.is_file():
-        new.replace(final)
-        sync(final.parent)
-        return
-    with replacing_folder(final) as folder:
-        for file in new.iterdir():
-            file.replace(folder / file.name)
 
 
 def check_parity(

@@ -8,8 +8,9 @@ import zipfile
 from pathlib import Path
 from typing import Literal
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.errors import UserError
-from vitlab.io import NPZ_ERRORS, clear_leftovers, find_corrupt_files, open_regular, read_json
+from vitlab.io import NPZ_ERRORS, clear_leftovers, open_regular, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ model, `value_range` of `images`, and `mean` and `std` that bring values of [0, 
 """
 
 import importlib
-import tempfile
+import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import sync
+from vitlab.io import sync, temporary_folder
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
@@ -59,9 +59,8 @@ def export_checkpoint(
     dynamic = preprocessing is None and getattr(model.config, "dynamic_image_size", False)
     _check_model(model, preprocessing, dynamic)
     metadata = _metadata(model.config, loaded, preprocessing)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        new = Path(folder) / path.name
+    with temporary_folder(path, 4 * model.config.num_parameters) as folder:
+        new = folder / path.name
         if to == "onnx":
             opset, run = _write_onnx(model, new, metadata, preprocessing, dynamic), _load_onnx(new)
         else:
@@ -70,7 +69,7 @@ def export_checkpoint(
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
         inputs = {"batches": _images_of_three_sizes(model)} if dynamic else inputs
         difference = check_parity(model, run, f"the {to} file for {path} (not written)", TOLERANCE[kind], **inputs)
-        files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
+        files = sorted(folder.iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
             sync(file)
@@ -159,7 +158,33 @@ def _trace(model: Model, dynamic: bool) -> torch.export.ExportedProgram:
 def _write_torch(model: Model, path: Path, metadata: dict[str, str], dynamic: bool) -> None:
     program = _trace(model, dynamic)
     program.example_inputs = None  # or they are written, as a pickle
-    torch.export.save(program, path, extra_files=metadata)
+    with path.open("xb") as file:
+        archive: Any = _Archive(file)
+        torch.export.save(program, archive, extra_files=metadata)
+    if archive.error is not None:
+        raise archive.error
+
+
+class _Archive(io.BufferedIOBase):
+    """A file for torch's writer, which aborts the process where a write fails: the first `error` is kept instead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 def _write_onnx(

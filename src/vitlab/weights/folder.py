@@ -18,8 +18,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from vitlab.checksums import sha256
 from vitlab.errors import UserError, first_ten
-from vitlab.io import JSON_BYTES, check_regular, read_json, replacing_folder, sha256
+from vitlab.io import JSON_BYTES, check_regular, clear_leftovers, read_json, replacing_folder
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
@@ -105,9 +106,9 @@ def write_files(
     """
     check_replaceable(folder, {WEIGHTS, *files})
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
-    with replacing_folder(folder) as new:
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    with replacing_folder(folder, sum(tensor.nbytes for tensor in contiguous.values())) as new:
         weights = new / WEIGHTS
-        contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         if add_checksum:
@@ -122,6 +123,7 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
     """Raises UserError for a folder that has files other than a model's of these names."""
     if folder.is_file():
         raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
+    clear_leftovers(folder)
     others = {path.name for path in folder.iterdir()} - names if folder.is_dir() else set()
     if (folder / WEIGHTS).exists():
         others.discard(README)  # of the replaced model
