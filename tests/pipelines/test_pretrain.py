@@ -46,6 +46,8 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
 def test_files_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
     settings = json.loads((workdir / "config.json").read_text())
     assert settings.pop("names_and_labels").keys() == {"train", "test"}
+    assert settings.pop("classes") == ["0", "1", "2"]
+    assert settings.pop("images").keys() == {"train", "val", "test"}
     images = len(load_splits(config.data).train)
     expected = {"command": "pretrain", "start": None, "examples": images, **to_dict(config)}
     assert settings == json.loads(json.dumps(expected))

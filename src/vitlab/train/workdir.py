@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, sha256, write_sums
+from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
 from vitlab.io import clear_leftovers, lock_file, write_bytes
 from vitlab.train.distributed import SINGLE, World
@@ -30,6 +31,8 @@ RESULTS = ("result.json", "predictions.csv", "model/*", "masking.safetensors", "
 """Files that are regenerated from the last checkpoint."""
 RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
 """Files that only training itself can regenerate."""
+MAX_SHOWN = 20
+"""Differences of settings in a message."""
 _ABSENT = "not set"
 
 
@@ -104,13 +107,22 @@ class Workdir:
             saved = dict(json.loads(file.read_bytes()))
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
-        if "microbatch" in saved:  # depends on the machine's memory; a run may resume on another machine
-            saved["microbatch"] = settings.get("microbatch")
-        if differences := _differences(saved, settings):
+        identified = "images" in saved
+        if not identified:  # by an earlier version
+            saved |= {name: settings[name] for name in ("images", "classes") if name in settings}
+            saved |= _classes_of_model(self.path)
+        differences = _differences(*(_comparable(one, identified) for one in (saved, settings)))
+        of_images = [line for line in differences if line.startswith(("images.", "classes:"))]
+        if of_images:  # which say what these mean
+            differences = [line for line in differences if not line.startswith(("names_and_labels.", "examples:"))]
+        if differences:
+            what = "on other images (their names and content)" if differences == of_images else "with other settings"
+            if len(differences) > MAX_SHOWN:
+                differences[MAX_SHOWN:] = [f"... ({len(differences)})"]
             raise UserError(
-                f"the work folder {self.path} holds a run with other settings:\n  "
+                f"the work folder {self.path} holds a run {what}:\n  "
                 + "\n  ".join(differences)
-                + "\nGive another --workdir, or the same settings to resume that run."
+                + "\nGive another --workdir, or the same settings and images to resume that run."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -279,6 +291,22 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
         ]
     switched_off = all(value in (None, _ABSENT) for value in (old, new))
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
+
+
+def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
+    """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
+    memory, and the place of what is `identified` by its content."""
+    settings = {name: value for name, value in settings.items() if name != "microbatch"}
+    if isinstance(data := settings.get("data"), dict) and "name" in data:
+        settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
+    return settings
+
+
+def _classes_of_model(folder: Path) -> dict[str, Any]:
+    """`classes` of the model of a finished run, as in settings; empty without one."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return {"classes": listed(json.loads((folder / "model" / "config.json").read_bytes())["extra"]["classes"])}
+    return {}
 
 
 def _files(folder: Path) -> set[str]:
