@@ -19,12 +19,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """Writes the checksums of these files of a folder to SHA256SUMS; the entries of other files stay.
+def write_sums(folder: Path, names: Iterable[str], drop: Collection[str] = ()) -> None:
+    """Writes the checksums of these files of a folder to SHA256SUMS; the entries of others stay, but those to `drop`.
 
     The last line is a comment with the checksum of the lines before.
     """
-    sums = read_sums(folder) | {name: sha256(folder / name) for name in names}
+    sums = {name: digest for name, digest in read_sums(folder).items() if name not in drop}
+    sums |= {name: sha256(folder / name) for name in names}
     text = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
     write_bytes(folder / SUMS, f"{text}# {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
 

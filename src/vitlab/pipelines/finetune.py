@@ -29,11 +29,9 @@ from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
+from vitlab.train.run_files import PAGE
 from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
-
-REPORT = "report/index.html"
-"""The page of a finished job in its folder."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Finetuned:
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were skipped:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        report = f" · report: {self.workdir / REPORT}" if (self.workdir / REPORT).exists() else ""
+        report = f" · report: {self.workdir / PAGE}" if (self.workdir / PAGE).exists() else ""
         return "\n".join([*lines, f"model: {self.workdir / 'model'}{report}"])
 
     def _repr_html_(self) -> str:
@@ -134,13 +132,16 @@ def sweep_and_finetune(
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
-    outcome = Finetuned(config, job.sweep_and_runs(workdir), workdir)
-    if config.head is not None and world.is_rank_0 and not (workdir / REPORT).exists():
+
+    def make_report() -> bool:
         from vitlab.pipelines.inspect import report
 
-        if note := report(workdir, device=device).get("note"):
+        note = report(workdir, device=device).get("note") if config.head is not None else None
+        if note is not None:
             log(note)
-    return outcome
+        return config.head is not None and note is None
+
+    return Finetuned(config, job.sweep_and_runs(workdir, make_report), workdir)
 
 
 def _load_data(

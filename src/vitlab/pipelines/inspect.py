@@ -108,9 +108,9 @@ def inspect_checkpoint(
 def report(run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto") -> dict[str, Any]:
     """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
 
-    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. An existing card
-    stays. Returns what `inspect_checkpoint` does and the path of the `card`. Raises nothing, for the run has succeeded:
-    an error is the `note` of the result.
+    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
+    edited stays. Returns what `inspect_checkpoint` does and the path of the `card`. Raises nothing, for the run has
+    succeeded: an error is the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out
@@ -127,11 +127,19 @@ def report(run_folder: str | Path, out: str | Path | None = None, *, device: str
 
 def _write_card(folder: Path) -> Path:
     path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
-    if not path.exists():
-        card = load_metadata(folder) | run.test.metadata()
-        text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card)
-        write_bytes(path, text.encode())
+    card = load_metadata(folder) | run.test.metadata()
+    text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card).encode()
+    if not path.exists() or _is_corrupt(path.read_bytes(), text):
+        write_bytes(path, text)
     return path
+
+
+def _is_corrupt(card: bytes, text: bytes) -> bool:
+    """Whether a card is a part of `text`, or no text at all; any other difference is somebody's edit."""
+    try:
+        return "\0" in card.decode() or (text.startswith(card) and card != text)
+    except UnicodeDecodeError:
+        return True
 
 
 def as_text(result: dict[str, Any]) -> str:

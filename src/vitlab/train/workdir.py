@@ -12,25 +12,32 @@ import logging
 import math
 import os
 import typing
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, sha256, write_sums
+from vitlab.checksums import SUMS, read_sums, sha256, write_sums
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
-from vitlab.io import clear_leftovers, lock_file, write_bytes
+from vitlab.io import lock_file, write_bytes
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.run_files import (
+    METRICS,
+    RUNTIME,
+    SPEED,
+    clear_run,
+    find_corrupt,
+    has_report,
+    is_result,
+    record_report,
+    run_files,
+)
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
-LOCK, RUNTIME, METRICS, SPEED = ".lock", "runtime.json", "metrics.jsonl", "speed.jsonl"
-RESULTS = ("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png")
-"""Files that are regenerated from the last checkpoint."""
-RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
-"""Files that only training itself can regenerate."""
+LOCK = ".lock"
 MAX_SHOWN = 20
 """Differences of settings in a message."""
 _ABSENT = "not set"
@@ -58,9 +65,9 @@ class Workdir:
         self._purge_step: int | None = None
         if self.writes:
             self._open(settings)
-        self.corrupt: dict[str, str] = world.broadcast_object(lambda: _find_corrupt(self.path))
-        """Files of a finished run that are missing or not what it wrote: name -> problem."""
-        intact = not any(_matches(name, RESULTS) for name in self.corrupt)
+        self.corrupt: dict[str, str] = world.broadcast_object(lambda: find_corrupt(self.path))
+        """Files of a finished run, or of the runs in it, that are missing or not what it wrote: name -> problem."""
+        intact = not any(map(is_result, self.corrupt))
         self.finished: bool = intact and world.broadcast_object(lambda: (self.path / "result.json").is_file())
         """Whether the run is over and its results are intact; otherwise they are regenerated."""
         if not (self.path / "config.json").is_file():
@@ -85,7 +92,7 @@ class Workdir:
                 f"it, or give another --workdir."
             )
         try:
-            clear_leftovers(self.path)
+            clear_run(self.path)
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():
                 self._logs = {name: (self.path / name).open("ab") for name in (METRICS, SPEED)}
@@ -111,7 +118,7 @@ class Workdir:
         if not identified:  # by an earlier version
             saved |= {name: settings[name] for name in ("images", "classes") if name in settings}
             saved |= _classes_of_model(self.path)
-        differences = _differences(*(_comparable(one, identified) for one in (saved, settings)))
+        differences = _differences(_comparable(saved, identified), _comparable(settings, identified))
         of_images = [line for line in differences if line.startswith(("images.", "classes:"))]
         if of_images:  # which say what these mean
             differences = [line for line in differences if not line.startswith(("names_and_labels.", "examples:"))]
@@ -138,9 +145,16 @@ class Workdir:
                 if self._writer is not None:
                     self._writer.close()  # which may write to its file
                     self._writer = None
-                lost = {name for name in self.corrupt if not _matches(name, RESULTS)}  # their checksums stay
-                write_sums(self.path, _files(self.path) - lost)
+                lost = {name for name in self.corrupt if not is_result(name)}  # their checksums stay
+                write_sums(self.path, run_files(self.path) - lost)
         self.finished = True
+
+    def write_report(self, make: Callable[[], bool]) -> None:
+        """Makes what follows the finished job, unless it is complete and intact: `make()` writes the files of REPORT,
+        and returns whether it could."""
+        if self.writes and not has_report(self.path) and make():
+            with self._writing():
+                record_report(self.path)
 
     def log(self, name: str, step: int, values: Mapping[str, Any]) -> None:
         """Appends a record to METRICS or SPEED. Metrics of a step come before the checkpoint of that step."""
@@ -307,26 +321,3 @@ def _classes_of_model(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return {"classes": listed(json.loads((folder / "model" / "config.json").read_bytes())["extra"]["classes"])}
     return {}
-
-
-def _files(folder: Path) -> set[str]:
-    """Names of the files that a run leaves; a model card may be edited."""
-    paths = [path for pattern in (*RESULTS, *RECORDS) for path in folder.glob(pattern) if path.is_file()]
-    paths = [path for path in paths if path.name != "README.md"]
-    return {path.relative_to(folder).as_posix() for path in paths}
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(PurePath(name).match(pattern) for pattern in patterns)
-
-
-def _find_corrupt(folder: Path) -> dict[str, str]:
-    """The corrupt files of a finished run, with a warning for each. Checkpoints may have been deleted."""
-    if (folder / "result.json").is_file() and not (folder / SUMS).exists():  # killed before it wrote them
-        write_sums(folder, _files(folder))
-    corrupt = find_corrupt_files(folder)
-    corrupt = {name: what for name, what in corrupt.items() if what != MISSING or not name.startswith("checkpoints/")}
-    for name, what in corrupt.items():
-        lost = "it cannot be regenerated; the model and the result do not depend on it"
-        logger.warning("%s %s: %s", folder / name, what, "it is regenerated" if _matches(name, RESULTS) else lost)
-    return corrupt

@@ -8,8 +8,10 @@
 prepared (`Preprocessing.to_metadata`); `source`, where the weights come from.
 """
 
+import contextlib
 import json
 import logging
+import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -112,11 +114,23 @@ def write_files(
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         if add_checksum:
-            settings = files[CONFIG]
+            settings, digest = files[CONFIG], sha256(weights)
             assert isinstance(settings, dict)
-            texts[CONFIG] = to_json(settings | {"sha256": sha256(weights)})
+            texts[CONFIG] = to_json(settings | {"sha256": digest})
+            if (folder / README).is_file() and digest in _digests(folder):  # a corrupt copy of this model is replaced
+                shutil.copyfile(folder / README, new / README)
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
+
+
+def _digests(folder: Path) -> set[Any]:
+    """Checksums of the weights in a folder: the one in config.json, and that of the file, as far as they are there."""
+    digests = set[Any]()
+    with contextlib.suppress(OSError, UserError):
+        digests.add(str(read_settings(folder / CONFIG).get("sha256")))
+    with contextlib.suppress(OSError):
+        digests.add(sha256(folder / WEIGHTS))
+    return digests
 
 
 def check_replaceable(folder: Path, names: Set[str]) -> None:
