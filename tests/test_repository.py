@@ -22,9 +22,22 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "switches", "rng", "io", "checksums", "display", "panels", "preprocessing", "config")
+BASE = (
+    "errors",
+    "ranks",
+    "settings",
+    "switches",
+    "rng",
+    "io",
+    "checksums",
+    "display",
+    "panels",
+    "preprocessing",
+    "config",
+)
 STANDS_ON = {
     "errors": (),
+    "ranks": ("errors",),
     "settings": ("errors",),
     "panels": (),
     "rng": (),
