@@ -3,12 +3,14 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_disk import small_disk
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, WriteError
 from vitlab.io import (
     check_regular,
     clear_leftovers,
@@ -19,6 +21,10 @@ from vitlab.io import (
     reading_npz,
     replacing_file,
     replacing_folder,
+    temporary_folder,
+    write_arrays,
+    write_bytes,
+    write_csv,
 )
 
 
@@ -122,6 +128,62 @@ def test_a_kill_while_a_file_is_written(tmp_path: Path) -> None:
     clear_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_text() == "old"
+
+
+def test_the_next_writer_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    """Of the same name, even where the next one fails."""
+    kill_while_writing("move 1", tmp_path / "table.csv")
+    kill_while_writing("filling", tmp_path / "model")
+    assert len(list(tmp_path.iterdir())) == 2
+    with contextlib.suppress(KeyError), replacing_file(tmp_path / "table.csv"):
+        raise KeyError
+    with contextlib.suppress(KeyError), temporary_folder(tmp_path / "model") as folder:
+        (folder / "file").touch()
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_removed_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process, which took it for a killed one's: it is created again."""
+    touch, created = Path.touch, []
+
+    def touch_and_lose(path: Path) -> None:
+        touch(path)
+        created.append(path)
+        if len(created) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(Path, "touch", touch_and_lose)
+    with replacing_file(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (len(created), (tmp_path / "file").read_bytes()) == (2, b"new")
+
+
+def fill_folder(path: Path) -> None:
+    with replacing_folder(path.with_name("folder"), 9000) as folder, (folder / "part").open("wb") as part:
+        part.write(bytes(9000))
+
+
+@pytest.mark.parametrize(
+    ("write", "known"),
+    [
+        (lambda path: write_bytes(path, bytes(9000)), True),
+        (lambda path: write_arrays(path, {"x": np.random.default_rng(0).random(2000)}), False),
+        (lambda path: write_csv(path, ["x"], [["y" * 8997]]), True),
+        (fill_folder, True),
+    ],
+)
+def test_a_full_disk(write: Callable[[Path], None], known: bool, tmp_path: Path) -> None:
+    """The message has the folder and the bytes; the earlier file stays, and nothing else."""
+    path = tmp_path / "deep" / "file"
+    write_bytes(path, b"old")
+    needed = "9,000 bytes are required, " if known else ""
+    with (
+        pytest.raises(WriteError, match=rf"deep \(File too large\): {needed}[\d,]+ bytes are free\. Free space"),
+        small_disk(),
+    ):
+        write(path)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"old"]
 
 
 def test_what_is_being_written_and_what_is_not_ours_stays(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     The sweep deletes its checkpoints."""
     varying = ("speed.jsonl", SUMS, ".lock")
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in varying]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {path.relative_to(folder).as_posix(): path.read_bytes().replace(bytes(folder), b"") for path in paths}
 
 
 def remove(path: Path) -> None:
