@@ -21,11 +21,14 @@ from vitlab.io import (
     reading_npz,
     replacing_file,
     replacing_folder,
+    resolved,
     temporary_folder,
     write_arrays,
     write_bytes,
     write_csv,
 )
+from vitlab.train.workdir import check_folder
+from vitlab.weights import load_model
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -184,6 +187,24 @@ def test_a_full_disk(write: Callable[[Path], None], known: bool, tmp_path: Path)
     ):
         write(path)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"old"]
+
+
+def test_a_loop_of_links(tmp_path: Path) -> None:
+    """As a work folder, a checkpoint or a destination, and as a folder of it."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    assert resolved(tmp_path / "link" / "new") == tmp_path / "data" / "new"
+    for path in (loop, loop / "model"):
+        for use in (resolved, check_folder, load_model, write_folder, lambda path: write_bytes(path / "file", b"")):
+            with pytest.raises(UserError, match=r"loop.* is a loop of links"):
+                use(path)
+
+
+def write_folder(path: Path) -> None:
+    with replacing_folder(path):
+        pytest.fail("it was created")
 
 
 def test_what_is_being_written_and_what_is_not_ours_stays(tmp_path: Path) -> None:

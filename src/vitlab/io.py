@@ -80,7 +80,7 @@ def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     renames leaves the old one as `.NAME.*.old` and the complete new one as `.NAME.*.new`, which `clear_leftovers` then
     renames. size: as of `replacing_file`.
     """
-    path = path.resolve()  # so that "." has a name and a parent
+    path = resolved(path)  # so that "." has a name and a parent
     with temporary_folder(path, size) as new:
         old = new.with_suffix(".old")
         yield new
@@ -103,6 +103,14 @@ def temporary_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Creates a folder beside `path`, for files that are to replace it, and removes it in the end."""
     with writing(path.parent, size), _temporary(path, Path.mkdir) as new:
         yield new
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path without links. Raises UserError for a loop of links."""
+    real = Path(os.path.realpath(path))
+    if any(part.is_symlink() for part in (real, *real.parents)):
+        raise UserError(f"{path} is a loop of links, which end nowhere; remove the link, or give another path.")
+    return real
 
 
 @contextmanager
@@ -154,7 +162,7 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
     """A new file or folder beside `path`, locked while it is filled and removed in the end; to `clear` removes those of
     killed processes first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    resolved(path.parent).mkdir(parents=True, exist_ok=True)
     if clear:
         clear_leftovers(path.parent, path.name)
     while True:

@@ -33,7 +33,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
 from vitlab.errors import UserError
-from vitlab.io import lock_file, replacing_file, sync, write_bytes
+from vitlab.io import lock_file, replacing_file, resolved, sync, write_bytes
 from vitlab.rng import Stream, philox
 from vitlab.settings import Checked
 
@@ -79,7 +79,7 @@ def write_shards(
     plan |= dataclasses.asdict(settings)
     if _is_occupied(folder):
         return _finished(folder, plan)
-    target = folder.resolve()  # of a link
+    target = resolved(folder)  # of a link
     unfinished = target.with_name(f".{target.name}.unfinished")
     copied = splits_to_copy(source, splits, root=root)
     datasets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in copied}

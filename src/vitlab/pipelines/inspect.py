@@ -20,7 +20,7 @@ from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
-from vitlab.io import write_bytes
+from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
@@ -71,7 +71,7 @@ def inspect_checkpoint(
     for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise UserError(f"{name} is {value}; give at least 1.")
-    if out.is_file():
+    if resolved(out).is_file():
         raise UserError(f"{out} is a file; give the name of a folder.")
     if (out / "config.json").exists():  # its result.json would be overwritten
         raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")

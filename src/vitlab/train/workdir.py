@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
-from vitlab.io import lock_file, write_bytes
+from vitlab.io import lock_file, resolved, write_bytes
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import (
     METRICS,
@@ -246,6 +246,7 @@ class Workdir:
 
 def check_folder(path: Path) -> None:
     """Raises UserError unless `path` is new, an empty folder, or that of a run."""
+    resolved(path)
     if path.exists() and not path.is_dir():
         raise UserError(f"the work folder {path} is a file; give the name of a folder.")
     if not path.exists() or (path / "config.json").is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import RunError, UserError
-from vitlab.io import open_regular, replacing_folder, sync, temporary_folder
+from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.detect import HUBS, Format, find_checkpoint
 
@@ -195,7 +195,7 @@ def convert(
     metadata = _of_outputs(load_metadata(source, image_size=image_size), model)
     if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
         metadata["source"] = str(source)  # else it is a copy of what is on a hub
-    final = destination if to == "google" else destination.resolve()  # so that "." has a name
+    final = destination if to == "google" else resolved(destination)  # so that "." has a name
     parameters = model.config.num_parameters
     with (temporary_folder if to == "google" else replacing_folder)(final, 4 * parameters) as folder:
         new = folder / "new" / final.name  # model cards have the name of their folder
@@ -253,7 +253,7 @@ def check_parity(
 def _check_destination(source: Path | str, destination: Path, to: Format) -> None:
     """Raises UserError where writing would destroy the source, or a file that is not a checkpoint."""
     _, local = find_checkpoint(source)
-    if destination.exists() and destination.resolve() in (local.resolve(), Path(source).resolve()):
+    if destination.exists() and resolved(destination) in (resolved(local), resolved(Path(source))):
         raise UserError(f"{destination} is the source; give another destination.")
     if to != "google" or not destination.exists():
         return
