@@ -110,7 +110,7 @@ def test_what_is_missing_or_corrupt_is_made_again(
 ) -> None:
     folder = tmp_path / "job"
     shutil.copytree(job, folder)
-    before = contents(folder)
+    before = contents(job)
     for name in names:
         damage(folder / name)
     result = start(folder)

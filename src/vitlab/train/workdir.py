@@ -60,7 +60,7 @@ class Workdir:
         self.writes = world.is_rank_0
         self._logs: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
-        self._tensorboard = tensorboard
+        self._tensorboard = tensorboard and _is_text(self.path)
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
         if self.writes:
@@ -242,6 +242,16 @@ class Workdir:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a name is UTF-8, as TensorBoard requires; warns otherwise."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        logger.warning("%s is not UTF-8 (with this locale): there are no files for TensorBoard", ascii(str(path)))
+        return False
+    return True
 
 
 def check_folder(path: Path) -> None:
