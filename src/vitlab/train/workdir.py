@@ -245,18 +245,25 @@ class Workdir:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a name is UTF-8, as TensorBoard requires; warns otherwise."""
+    """Whether Python takes a name for text, as TensorBoard requires; warns otherwise, as in a locale without UTF-8."""
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError:
-        logger.warning("%s is not UTF-8 (with this locale): there are no files for TensorBoard", ascii(str(path)))
+        logger.warning("the locale is not UTF-8: there are no files for TensorBoard in %s", ascii(str(path)))
         return False
     return True
 
 
 def check_folder(path: Path) -> None:
-    """Raises UserError unless `path` is new, an empty folder, or that of a run."""
+    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or that of a run."""
     resolved(path)
+    try:
+        os.fsencode(path.absolute()).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the work folder {str(path.absolute())!a} is not valid UTF-8, and safetensors reads no other names; give "
+            f"another --workdir."
+        ) from error
     if path.exists() and not path.is_dir():
         raise UserError(f"the work folder {path} is a file; give the name of a folder.")
     if not path.exists() or (path / "config.json").is_file():
