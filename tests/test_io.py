@@ -3,27 +3,32 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small_disk import small_disk
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, WriteError
 from vitlab.io import (
-    SUMS,
     check_regular,
     clear_leftovers,
-    find_corrupt_files,
     open_regular,
     parse_json,
     read_json,
     read_regular,
-    read_sums,
     reading_npz,
     replacing_file,
     replacing_folder,
-    write_sums,
+    resolved,
+    temporary_folder,
+    write_arrays,
+    write_bytes,
+    write_csv,
 )
+from vitlab.train.workdir import check_folder
+from vitlab.weights import load_model
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -128,6 +133,80 @@ def test_a_kill_while_a_file_is_written(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
+def test_the_next_writer_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    """Of the same name, even where the next one fails."""
+    kill_while_writing("move 1", tmp_path / "table.csv")
+    kill_while_writing("filling", tmp_path / "model")
+    assert len(list(tmp_path.iterdir())) == 2
+    with contextlib.suppress(KeyError), replacing_file(tmp_path / "table.csv"):
+        raise KeyError
+    with contextlib.suppress(KeyError), temporary_folder(tmp_path / "model") as folder:
+        (folder / "file").touch()
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_removed_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another process, which took it for a killed one's: it is created again."""
+    touch, created = Path.touch, []
+
+    def touch_and_lose(path: Path) -> None:
+        touch(path)
+        created.append(path)
+        if len(created) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(Path, "touch", touch_and_lose)
+    with replacing_file(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (len(created), (tmp_path / "file").read_bytes()) == (2, b"new")
+
+
+def fill_folder(path: Path) -> None:
+    with replacing_folder(path.with_name("folder"), 9000) as folder, (folder / "part").open("wb") as part:
+        part.write(bytes(9000))
+
+
+@pytest.mark.parametrize(
+    ("write", "known"),
+    [
+        (lambda path: write_bytes(path, bytes(9000)), True),
+        (lambda path: write_arrays(path, {"x": np.random.default_rng(0).random(2000)}), False),
+        (lambda path: write_csv(path, ["x"], [["y" * 8997]]), True),
+        (fill_folder, True),
+    ],
+)
+def test_a_full_disk(write: Callable[[Path], None], known: bool, tmp_path: Path) -> None:
+    """The message has the folder and the bytes; the earlier file stays, and nothing else."""
+    path = tmp_path / "deep" / "file"
+    write_bytes(path, b"old")
+    needed = "9,000 bytes are required, " if known else ""
+    with (
+        pytest.raises(WriteError, match=rf"deep \(File too large\): {needed}[\d,]+ bytes are free\. Free space"),
+        small_disk(),
+    ):
+        write(path)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"old"]
+
+
+def test_a_loop_of_links(tmp_path: Path) -> None:
+    """As a work folder, a checkpoint or a destination, and as a folder of it."""
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    assert resolved(tmp_path / "link" / "new") == tmp_path / "data" / "new"
+    for path in (loop, loop / "model"):
+        for use in (resolved, check_folder, load_model, write_folder, lambda path: write_bytes(path / "file", b"")):
+            with pytest.raises(UserError, match=r"loop.* is a loop of links"):
+                use(path)
+
+
+def write_folder(path: Path) -> None:
+    with replacing_folder(path):
+        pytest.fail("it was created")
+
+
 def test_what_is_being_written_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     others = [tmp_path / name for name in (".notes.old", ".model.new", ".model.1.old", ".a.0123456789abcdef.txt")]
     for other in others:
@@ -145,36 +224,6 @@ def test_only_the_leftovers_of_one_name(tmp_path: Path) -> None:
     clear_leftovers(tmp_path, "one")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {".two.0123456789abcdef.new", ".one.more.0123456789abcdef.new"}
-
-
-# --- checksums
-
-
-def test_checksums(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-    assert read_sums(tmp_path) == find_corrupt_files(tmp_path) == {}
-    write_sums(tmp_path, ["one"])
-    write_sums(tmp_path, ["two"])
-    checked = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path, capture_output=True, check=False)
-    assert checked.stdout == b"one: OK\ntwo: OK\n"
-    assert checked.returncode == 0
-    assert find_corrupt_files(tmp_path) == {}
-    (tmp_path / "one").write_text("One")
-    (tmp_path / "two").unlink()
-    assert find_corrupt_files(tmp_path) == {"one": "does not match its checksum", "two": "is missing"}
-    assert find_corrupt_files(tmp_path, ["two", "three"]) == {"two": "is missing"}
-
-
-@pytest.mark.parametrize("at", [0, 70, 140])
-def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "one").write_text("one")
-    write_sums(tmp_path, ["one"])
-    content = bytearray((tmp_path / SUMS).read_bytes())
-    content[at % len(content)] ^= 1
-    (tmp_path / SUMS).write_bytes(content)
-    assert find_corrupt_files(tmp_path) == {}
-    assert "SHA256SUMS is corrupt" in caplog.text
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

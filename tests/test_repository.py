@@ -22,13 +22,27 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "switches", "rng", "io", "display", "panels", "preprocessing", "config")
+BASE = (
+    "errors",
+    "ranks",
+    "settings",
+    "switches",
+    "rng",
+    "io",
+    "checksums",
+    "display",
+    "panels",
+    "preprocessing",
+    "config",
+)
 STANDS_ON = {
     "errors": (),
+    "ranks": ("errors",),
     "settings": ("errors",),
     "panels": (),
     "rng": (),
     "io": ("errors",),
+    "checksums": ("io",),
     "display": ("errors",),
     "switches": ("errors",),
     "config": ("errors", "settings", "switches", "preprocessing", "models.config"),

@@ -11,9 +11,10 @@ from typing import Any
 
 import tyro
 
-from vitlab.commands import COMMANDS, command_type, is_rank_0
+from vitlab.commands import COMMANDS, command_type
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
-from vitlab.errors import RunError, UserError, printable
+from vitlab.errors import DISK_FULL, RunError, UserError, printable
+from vitlab.ranks import is_rank_0, world_size
 from vitlab.settings import nearest
 
 DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe", "features")
@@ -39,9 +40,9 @@ def parse(argv: Sequence[str]) -> Any:
         raise UserError(f"{name} stands before the command; give a command first, one of {', '.join(COMMANDS)}.")
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}. `vitlab --help` lists all.")
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and name not in DISTRIBUTED:
+    if (processes := world_size()) > 1 and name not in DISTRIBUTED:
         raise UserError(
-            f"`vitlab {name}` runs in one process, and torchrun has started {os.environ['WORLD_SIZE']}; start it "
+            f"`vitlab {name}` runs in one process, and torchrun has started {processes}; start it "
             f"without torchrun. Several processes run {', '.join(DISTRIBUTED)}."
         )
     arguments = Arguments(words)
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("VITLAB_DEBUG"):
             traceback.print_exc()
         _print_error(str(error))
-        code = 2
+        code = 1 if getattr(error, "errno", None) in DISK_FULL else 2
     except RuntimeError as error:
         code = _exit_code(error, command)
     except KeyboardInterrupt:

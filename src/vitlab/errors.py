@@ -1,10 +1,15 @@
 """The errors whose messages are printed without a traceback; and how names are written in messages."""
 
+import errno
 import re
 from collections.abc import Sequence
 
 # What moves a terminal's cursor, changes its state, ends a line or turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Error numbers of a disk, a quota or a file that cannot grow."""
 
 
 class UserError(ValueError):
@@ -20,6 +25,16 @@ class RunError(RuntimeError):
     exit_code = 1
     on_every_rank = False
     """Whether each rank prints its own message; else rank 0 prints for all."""
+
+
+class WriteError(RunError, OSError):
+    """A file that cannot be written though the input is valid, as on a full disk; `errno` says why."""
+
+    on_every_rank = True
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
 
 
 def quoted(name: str) -> str:

@@ -1,13 +1,11 @@
-"""Atomic files and folders, checksums, locks, and safe reading of untrusted JSON and .npz files."""
+"""Atomic files and folders, locks, and safe reading of untrusted JSON and .npz files."""
 
 import csv
 import errno
 import fcntl
 import glob
-import hashlib
 import io
 import json
-import logging
 import math
 import os
 import re
@@ -16,19 +14,16 @@ import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from safetensors import SafetensorError
 
-from vitlab.errors import UserError
+from vitlab.errors import DISK_FULL, UserError, WriteError
 
-logger = logging.getLogger(__name__)
-SUMS = "SHA256SUMS"
-"""File of a folder's checksums, in the format of `sha256sum --check`."""
-MISSING = "is missing"
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
 """Names of temporary files and folders."""
 JSON_BYTES = 2**24
@@ -42,24 +37,23 @@ NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.Bad
 
 
 @contextmanager
-def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new, _ = _temporary(path)
-    try:
-        with new.open("xb") as file, _hold(new):
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            new.replace(path)
+def replacing_file(path: Path, size: int | None = None, clear: bool = True) -> Iterator[BinaryIO]:
+    """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk.
+
+    size: bytes to write, where they are known, for the WriteError of a full disk. clear: whether to look for what a
+    killed process has left of it, which takes long in a folder of many files.
+    """
+    with writing(path.parent, size), _temporary(path, Path.touch, clear) as new, new.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        new.replace(path)
         sync(path.parent)
-    finally:
-        new.unlink(missing_ok=True)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file atomically."""
-    with replacing_file(path) as file:
+def write_bytes(path: Path, data: bytes, clear: bool = True) -> None:
+    """Writes a file atomically; `clear` is that of `replacing_file`."""
+    with replacing_file(path, len(data), clear) as file:
         file.write(data)
 
 
@@ -79,21 +73,18 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]])
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Creates a temporary folder to fill that replaces the folder `path` when its files are synced to disk.
 
     A folder cannot replace another in one step, so the old one is renamed first. A process killed between the two
     renames leaves the old one as `.NAME.*.old` and the complete new one as `.NAME.*.new`, which `clear_leftovers` then
-    renames.
+    renames. size: as of `replacing_file`.
     """
-    path = path.resolve()  # so that "." has a name and a parent
-    path.parent.mkdir(parents=True, exist_ok=True)
-    clear_leftovers(path.parent, path.name)
-    new, old = _temporary(path)
-    new.mkdir()
-    try:
-        with _hold(new):
-            yield new
+    path = resolved(path)  # so that "." has a name and a parent
+    with temporary_folder(path, size) as new:
+        old = new.with_suffix(".old")
+        yield new
+        try:
             for file in new.iterdir():
                 sync(file)
             sync(new)
@@ -102,17 +93,55 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             new.replace(path)
             sync(path.parent)
             shutil.rmtree(old, ignore_errors=True)
-    finally:
-        if old.exists() and not path.exists():
-            old.replace(path)
-        shutil.rmtree(new, ignore_errors=True)
+        finally:
+            if old.exists() and not path.exists():
+                old.replace(path)
+
+
+@contextmanager
+def temporary_folder(path: Path, size: int | None = None) -> Iterator[Path]:
+    """Creates a folder beside `path`, for files that are to replace it, and removes it in the end."""
+    with writing(path.parent, size), _temporary(path, Path.mkdir) as new:
+        yield new
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path without links. Raises UserError for a loop of links."""
+    real = Path(os.path.realpath(path))
+    if any(part.is_symlink() for part in (real, *real.parents)):
+        raise UserError(f"{path} is a loop of links, which end nowhere; remove the link, or give another path.")
+    return real
+
+
+@contextmanager
+def writing(folder: Path, size: int | None = None) -> Iterator[None]:
+    """Raises WriteError, which names the `folder`, where what is written inside meets a full disk.
+
+    size: bytes to write, where they are known.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+        number = int(reason[1]) if reason else getattr(error, "errno", None)
+        if isinstance(error, SafetensorError) and number not in DISK_FULL:
+            raise OSError(number, str(error), str(folder)) from error
+        if number not in DISK_FULL:
+            raise
+        needed = "" if size is None else f"{size:,} bytes are required, "
+        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
+        raise WriteError(
+            f"nothing more can be written to {folder} ({os.strerror(number)}): {needed}{free:,} bytes are free. Free "
+            f"space, or give another folder, then run the same command again.",
+            number,
+        ) from error
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
     """Removes temporary files and folders of killed processes from `folder`: all, or those of `name`.
 
     If a process was killed while it replaced a folder, the complete new folder replaces it. Files that a running
-    process is writing stay.
+    process is writing stay, as do those that cannot be removed.
     """
     pattern = ".*" if name is None else f".{glob.escape(name)}.*"
     for path in sorted(folder.glob(pattern)):  # .new before .old
@@ -120,7 +149,7 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
         if match is None or (name is not None and match[1] != name):
             continue
         target, new, old = folder / match[1], path.with_suffix(".new"), path.with_suffix(".old")
-        with _hold(new) as held:
+        with _hold(new) as held, suppress(OSError):
             if new.exists() and not held:
                 continue
             if target.exists() or (path == new and not old.exists()):
@@ -129,22 +158,37 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
                 path.replace(target)
 
 
-def _temporary(path: Path) -> tuple[Path, Path]:
-    """Unique names beside `path` for the new and the old file or folder."""
-    token = secrets.token_hex(8)  # no process id: in a container every run may have the same one
-    return path.with_name(f".{path.name}.{token}.new"), path.with_name(f".{path.name}.{token}.old")
+@contextmanager
+def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
+    """A new file or folder beside `path`, locked while it is filled and removed in the end; to `clear` removes those of
+    killed processes first."""
+    resolved(path.parent).mkdir(parents=True, exist_ok=True)
+    if clear:
+        clear_leftovers(path.parent, path.name)
+    while True:
+        token = secrets.token_hex(8)  # no process id: in a container every run may have the same one
+        create(new := path.with_name(f".{path.name}.{token}.new"))
+        with _hold(new, wait=True):
+            if not new.exists():  # another process found it before it was locked, and removed it
+                continue
+            try:
+                yield new
+            finally:
+                _remove(new)
+            return
 
 
 @contextmanager
-def _hold(path: Path) -> Iterator[bool]:
-    """Locks a file or folder while this process runs; yields whether that succeeded."""
+def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Locks a file or folder while this process runs; yields whether that succeeded. To `wait` for another process is
+    for one that holds it for a moment."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         held = True
     except OSError:  # another process has it, or the file system knows no locks
         held = False
@@ -159,54 +203,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """Writes the checksums of these files of a folder to SHA256SUMS; the entries of other files stay.
-
-    The last line is a comment with the checksum of the lines before.
-    """
-    sums = read_sums(folder) | {name: sha256(folder / name) for name in names}
-    text = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
-    write_bytes(folder / SUMS, f"{text}# {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
-
-
-def read_sums(folder: Path) -> dict[str, str]:
-    """Name -> checksum of each file in SHA256SUMS; empty if it is missing, or corrupt (with a warning)."""
-    path = folder / SUMS
-    if not path.exists():
-        return {}
-    text, _, last = path.read_bytes().rpartition(b"# ")
-    if last != f"{hashlib.sha256(text).hexdigest()}\n".encode():
-        logger.warning(
-            "%s is corrupt: it does not match its own checksum, so no file can be checked. Delete it; the next start "
-            "of the run writes it again from the present files.",
-            path,
-        )
-        return {}
-    return {name: digest for digest, _, name in (line.partition("  ") for line in text.decode().splitlines())}
-
-
-def find_corrupt_files(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
-    """Files of `folder` (default: all in SHA256SUMS) that do not match their checksum: name -> problem."""
-    damage = {}
-    for name, digest in read_sums(folder).items():
-        if names is not None and name not in names:
-            continue
-        try:
-            if sha256(folder / name) != digest:
-                damage[name] = "does not match its checksum"
-        except FileNotFoundError:
-            damage[name] = MISSING
-        except OSError as error:
-            damage[name] = f"cannot be read ({error.strerror})"
-    return damage
 
 
 def sync(path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from program import answer, call
 from shard_files import write_folders
+from small_disk import small_disk
 
 
 def test_converted_and_exported(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +25,15 @@ def test_converted_and_exported(run: Path, image: Path, capsys: pytest.CaptureFi
     code, _, err = call(capsys, "export", str(run), "--to", "onnx", "--dynamic-size", "--no-dynamic-size")
     assert code == 2
     assert "leave out one" in err
+
+
+def test_a_full_disk_is_no_invalid_input(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk():
+        code, _, err = call(capsys, "convert", str(run), "deep/timm", "--to", "timm")
+    assert code == 1
+    assert "to " + str(Path("deep").resolve()) in err
+    assert "Free space, or give another folder" in err
+    assert list(Path("deep").iterdir()) == []
 
 
 def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

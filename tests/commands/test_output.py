@@ -76,6 +76,7 @@ def test_a_command_says_what_it_does_before_it_imports_torch() -> None:
 
 
 def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in "10":
         monkeypatch.setenv("RANK", rank)
         print_note(f"reading as {rank}")

@@ -15,13 +15,13 @@ from irregular import irregular
 from markup import check
 from PIL import Image
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
-from vitlab.io import find_corrupt_files
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.pipelines import inspect as pipeline

@@ -1,5 +1,6 @@
 """A run from its config to its result, and what it leaves behind."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -46,6 +47,8 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
 def test_files_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
     settings = json.loads((workdir / "config.json").read_text())
     assert settings.pop("names_and_labels").keys() == {"train", "test"}
+    assert settings.pop("classes") == ["0", "1", "2"]
+    assert settings.pop("images").keys() == {"train", "val", "test"}
     images = len(load_splits(config.data).train)
     expected = {"command": "pretrain", "start": None, "examples": images, **to_dict(config)}
     assert settings == json.loads(json.dumps(expected))
@@ -302,3 +305,66 @@ def test_settings_of_a_run_know_labels_and_file_names(config: TrainConfig, tmp_p
     assert renamed["test"] != before["names_and_labels"]["test"]
     (tmp_path / "b/train/cat/cat0.png").rename(tmp_path / "b/train/dog/cat0.png")
     assert settings(tmp_path / "b")["names_and_labels"]["train"] != before["names_and_labels"]["train"]
+
+
+@pytest.fixture
+def own(config: TrainConfig, tmp_path: Path) -> Callable[..., Any]:
+    """Trains one step on `folder:data`, two classes whose files have the same names, or on other words for it."""
+    for (label, value), number in itertools.product((("cat", 30), ("dog", 200)), range(8)):
+        put(tmp_path / "data" / label / f"{number}.png", value + number)
+
+    def train(name: str = "folder:data") -> Any:
+        data = dataclasses.replace(config.data, name=name, classes=None, train_split="train")
+        return again(dataclasses.replace(config, data=data, steps=1), tmp_path / "run").result
+
+    return train
+
+
+def swap(data: Path) -> None:
+    for old, new in (("cat", "aside"), ("dog", "cat"), ("aside", "dog")):
+        (data / old).rename(data / new)
+
+
+def rename(data: Path) -> None:
+    (data / "cat").rename(data / "cow")
+
+
+def forget_identity(folder: Path) -> None:
+    """What an earlier version has written."""
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({k: settings[k] for k in settings if k not in ("images", "classes")})
+    )
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("change", [swap, rename])
+def test_other_classes_are_another_run(
+    finished: bool, change: Any, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(CrashError), monkeypatch.context() as patch:
+        if not finished:
+            patch.setattr(run, "write_run", crash)
+        own()
+    change(tmp_path / "data")
+    with pytest.raises(UserError, match=r"(?s)on other images.*images\.train\.cat: . images, .*another --workdir"):
+        own()
+
+
+def test_the_same_images_by_another_name_are_the_same_run(
+    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = own()
+    assert own("folder:./data/") == own(f"folder:{tmp_path}/data") == result
+    forget_identity(tmp_path / "run")
+    assert own(f"folder:{tmp_path}/data") == result
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"data\.name: .*/data -> .*/moved"):
+        own("folder:moved")
+    rename(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "data")
+    with pytest.raises(UserError, match=r"classes: \['cat', 'dog'\] -> \['cow', 'dog'\]"):
+        own()

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.checksums import write_sums
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.vtab.tasks import LISTS, TASKS
 from vitlab.errors import UserError
-from vitlab.io import write_sums
 from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, label_preserving, vtab

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from vitlab.checksums import write_sums
 from vitlab.commands.study import Study
 from vitlab.errors import UserError
-from vitlab.io import write_sums
 from vitlab.pipelines.vtab_table import printed_mean
 from vitlab.recipes import FINETUNE
 from vitlab.settings import to_dict

@@ -12,7 +12,8 @@ import pytest
 from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vitlab.train.workdir import METRICS, SPEED, Workdir, read_log
+from vitlab.errors import UserError
+from vitlab.train.workdir import METRICS, SPEED, Workdir, check_folder, read_log
 
 SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.001}, "steps": None}
 
@@ -71,6 +72,33 @@ def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, messag
     with pytest.raises(ValueError, match=message):
         open_workdir(tmp_path / "run")
     assert (tmp_path / name).read_text() == content
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    """Before any work: what is written there could not be read."""
+    with pytest.raises(UserError, match=r"r\\udcfcn' is not valid UTF-8.*another --workdir"):
+        check_folder(Path(os.fsdecode(bytes(tmp_path) + b"/r\xfcn")))
+    check_folder(tmp_path / "r\u00fcn")
+
+
+LOGGED = """
+import sys
+from vitlab.train.workdir import METRICS, Workdir
+with Workdir(sys.argv[1], {}) as workdir:
+    workdir.log(METRICS, 1, {"loss": 2.0})
+"""
+
+
+def test_a_locale_without_utf_8(tmp_path: Path) -> None:
+    """The name is UTF-8, and Python does not know: TensorBoard's writer would raise."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    folder = tmp_path / "r\u00fcn"
+    ended = subprocess.run(
+        [sys.executable, "-c", LOGGED, folder], env=os.environ | locale, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, "no files for TensorBoard" in ended.stderr) == (0, True), ended.stderr
+    assert read_log(folder / METRICS) == [{"loss": 2.0, "step": 1}]
 
 
 def test_a_run_killed_at_its_start_starts_again(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import filter_repo_objects
 
+from vitlab.checksums import write_sums
 from vitlab.errors import UserError
-from vitlab.io import write_sums
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_checkpoint, load_metadata, load_model, save_model

@@ -12,10 +12,12 @@ import onnxruntime
 import pytest
 import torch
 from peers import photographs
+from small_disk import small_disk
 from states import randomized
 from torch import Tensor
 
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import WriteError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
@@ -238,6 +240,20 @@ def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: 
         export_saved(model, path, "onnx", tmp_path / "saved")
     assert path.read_text() == "an earlier one"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "saved"]
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+def test_a_full_disk(to: Any, tmp_path: Path) -> None:
+    """Torch's writer would abort the process. What a killed export has left is removed."""
+    path, stale = tmp_path / f"model{SUFFIX[to]}", tmp_path / f".model{SUFFIX[to]}.0123456789abcdef.new"
+    path.write_text("an earlier one")
+    stale.mkdir()
+    (stale / path.name).write_text("half")
+    save_model(randomized(KINDS["vit"]), tmp_path / "saved")
+    with pytest.raises(WriteError, match=r"\(File too large\): [\d,]+ bytes are required"), small_disk():
+        export_checkpoint(tmp_path / "saved", path, to=to)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, "saved"]
+    assert path.read_text() == "an earlier one"
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import hashlib
 import json
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_disk import small_disk
 from states import same
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from vitlab.errors import RunError
+from vitlab.errors import RunError, WriteError
 from vitlab.models.encoder import Block
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
@@ -66,6 +68,28 @@ def test_a_crop_of_which_patches_cover_more_warns(
 ) -> None:
     assert processed_size(Preprocessing(12, crop_size=crop), tiny().config) == (expected, expected)
     assert ("is not written" in caplog.text) == (expected == 12 and crop not in (None, 12))
+
+
+def test_a_corrupt_copy_is_replaced_beside_its_card(saved: Path, tiny: Callable[..., ViT]) -> None:
+    """Whichever of its files is corrupt; what a killed process has left there is removed."""
+    model = copy.deepcopy(load_model(saved))  # not in the file, which is damaged
+    (saved / "README.md").write_text("edited")
+    for damage in ("model.safetensors", "config.json"):
+        (saved / damage).write_bytes(b"{")
+        (saved / ".README.md.0123456789abcdef.new").touch()
+        save_model(model, saved)
+        assert (saved / "README.md").read_text() == "edited"
+        assert {path.name for path in saved.iterdir()} == {"model.safetensors", "config.json", "README.md"}
+    assert load_model(saved).config == model.config
+
+
+def test_a_full_disk(saved: Path, tiny: Callable[..., ViT]) -> None:
+    """Where safetensors writes; the earlier model stays."""
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(WriteError, match=r"\(File too large\): [\d,]+ bytes are required"), small_disk():
+        save_model(tiny(width=64), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_only_a_saved_model_is_replaced(saved: Path, tiny: Callable[..., ViT]) -> None:

@@ -6,7 +6,6 @@ share: argument types that several of them take, and output for people and for p
 
 import importlib
 import json
-import os
 import sys
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from tyro.conf import Positional
 
 from vitlab.errors import printable
 from vitlab.models.config import Interpolation
+from vitlab.ranks import is_rank_0
 
 PURPOSES = {
     "Train": {"demo": "train", "pretrain": "train", "finetune": "train", "study": "study"},
@@ -46,11 +46,6 @@ Json = Annotated[bool, tyro.conf.arg(help="Print the result as JSON.")]
 def command_type(name: str) -> Any:
     """The dataclass of a command."""
     return getattr(importlib.import_module(f"vitlab.commands.{COMMANDS[name]}"), name.capitalize())
-
-
-def is_rank_0() -> bool:
-    """Whether this process prints: the only one, or rank 0 of torchrun's. Known before torch is imported."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_result(result: Any, as_json: bool, text: str, lines: bool = False) -> None:

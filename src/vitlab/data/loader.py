@@ -28,6 +28,7 @@ from vitlab.data.dataset import BatchIndices, Dataset, Entries
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, Images, TrainTransform, pair, to_device, to_range
 from vitlab.errors import UserError
+from vitlab.ranks import MAX_RANKS, rank_number
 from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def num_workers(requested: int | None, device: torch.device) -> int:
             SHARED_MEMORY,
         )
         return 0
-    return max(1, min(available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), MAX_WORKERS))
+    return max(1, min(available_cores() // rank_number("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1), MAX_WORKERS))
 
 
 @dataclasses.dataclass

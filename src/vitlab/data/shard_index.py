@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.checksums import sha256
 from vitlab.data.dataset import Labels
 from vitlab.data.limits import MAX_IMAGE_BYTES
 from vitlab.errors import UserError
@@ -24,7 +25,6 @@ from vitlab.io import (
     read_json,
     read_regular,
     reading_npz,
-    sha256,
     write_arrays,
     write_bytes,
 )

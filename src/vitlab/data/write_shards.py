@@ -25,6 +25,7 @@ from annotated_types import Ge, Le, Lt
 from jaxtyping import Int
 from PIL import Image
 
+from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
@@ -33,7 +34,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
 from vitlab.errors import UserError
-from vitlab.io import SUMS, lock_file, replacing_file, sync, write_bytes
+from vitlab.io import lock_file, replacing_file, resolved, sync, write_bytes
 from vitlab.rng import Stream, philox
 from vitlab.settings import Checked
 
@@ -80,7 +81,7 @@ def write_shards(
     plan |= dataclasses.asdict(settings) | read.read_settings
     if _is_occupied(folder):
         return _finished(folder, plan)
-    target = folder.resolve()  # of a link
+    target = resolved(folder)  # of a link
     unfinished = target.with_name(f".{target.name}.unfinished")
     copied = splits_to_copy(source, splits, root=root, read=read)
     datasets = {split: load_dataset(source, split, root=root, on_error=on_error, read=read) for split in copied}

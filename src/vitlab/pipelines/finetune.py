@@ -37,11 +37,9 @@ from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
+from vitlab.train.run_files import PAGE
 from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
-
-REPORT = "report/index.html"
-"""The page of a finished job in its folder."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Finetuned:
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were skipped:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        report = f" · report: {self.workdir / REPORT}" if (self.workdir / REPORT).exists() else ""
+        report = f" · report: {self.workdir / PAGE}" if (self.workdir / PAGE).exists() else ""
         return "\n".join([*lines, f"model: {self.workdir / 'model'}{report}"])
 
     def _repr_html_(self) -> str:
@@ -142,13 +140,17 @@ def sweep_and_finetune(
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
-    outcome = Finetuned(config, job.sweep_and_runs(workdir), workdir)
-    if config.head is not None and world.is_rank_0 and not (workdir / REPORT).exists():
+
+    def make_report() -> bool:
         from vitlab.pipelines.inspect import report
 
-        if note := report(workdir, device=device, kind=job.execution.report).get("note"):
+        made = config.head is not None
+        note = report(workdir, device=device, kind=job.execution.report).get("note") if made else None
+        if note is not None:
             log(note)
-    return outcome
+        return config.head is not None and note is None
+
+    return Finetuned(config, job.sweep_and_runs(workdir, make_report), workdir)
 
 
 def _load_data(

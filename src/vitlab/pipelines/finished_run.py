@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, UInt8
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig
 from vitlab.config.data import ReadConfig
 from vitlab.data.decode import ImageError
@@ -26,7 +27,6 @@ from vitlab.evaluation.predictions import read_predictions
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
 from vitlab.inspection.report import DataSection, RunSection
-from vitlab.io import find_corrupt_files
 from vitlab.models.vit import ViT
 from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
 from vitlab.pipelines.estimate import MAX_COMPARED

@@ -20,7 +20,7 @@ from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
-from vitlab.io import write_bytes
+from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
@@ -73,7 +73,7 @@ def inspect_checkpoint(
     for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise UserError(f"{name} is {value}; give at least 1.")
-    if out.is_file():
+    if resolved(out).is_file():
         raise UserError(f"{out} is a file; give the name of a folder.")
     if (out / "config.json").exists():  # its result.json would be overwritten
         raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
@@ -113,9 +113,9 @@ def report(
 ) -> dict[str, Any]:
     """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
 
-    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. An existing card
-    stays; of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of the
-    `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
+    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
+    edited stays. Of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of
+    the `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out
@@ -133,11 +133,19 @@ def report(
 
 def _write_card(folder: Path) -> Path:
     path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
-    if not path.exists():
-        card = load_metadata(folder) | run.test.metadata()
-        text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card)
-        write_bytes(path, text.encode())
+    card = load_metadata(folder) | run.test.metadata()
+    text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card).encode()
+    if not path.exists() or _is_corrupt(path.read_bytes(), text):
+        write_bytes(path, text)
     return path
+
+
+def _is_corrupt(card: bytes, text: bytes) -> bool:
+    """Whether a card is a part of `text`, or no text at all; any other difference is somebody's edit."""
+    try:
+        return "\0" in card.decode() or (text.startswith(card) and card != text)
+    except UnicodeDecodeError:
+        return True
 
 
 def as_text(result: dict[str, Any]) -> str:

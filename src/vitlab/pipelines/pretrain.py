@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from vitlab.data.classes import require_classes_left, require_two_classes, warn_
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import identity
+from vitlab.data.identity import identify, names_and_labels
 from vitlab.data.levels import measure_range, warn_of_narrow_range
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.splits import warn_of_shared_groups
@@ -47,8 +47,6 @@ from vitlab.weights import save_model
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
-MAX_NAMES = 100_000
-"""Images of a split up to which a changed file name is noticed when a run is resumed; more take seconds to list."""
 
 
 @dataclass(frozen=True)
@@ -325,19 +323,12 @@ def write_files(
 
 def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:
     """The content of `config.json`, which must be the same when a run is resumed."""
-    names_and_labels = {"train": _digest(splits.train), "test": _digest(splits.test)}
-    origin = {"command": command, "start": init_id, "examples": len(splits.train), "names_and_labels": names_and_labels}
+    images = {"train": splits.train, "val": splits.val, "test": splits.test}
+    if splits.val is splits.train or splits.val is splits.test:
+        del images["val"]
+    origin = {"command": command, "start": init_id, "examples": len(splits.train), **identify(images)}
+    origin["names_and_labels"] = {split: names_and_labels(images[split]) for split in ("train", "test")}
     return {**origin, **_excluded(config.data), **to_dict(config)}
-
-
-def _digest(dataset: Dataset) -> str:
-    """Of the labels, and of up to MAX_NAMES names of files without their folders, for these may be moved."""
-    labels = dataset.all_labels
-    digest = hashlib.sha256(labels.offsets.tobytes() + labels.values.tobytes())
-    if dataset.entries and len(dataset) <= MAX_NAMES:
-        names = "\0".join(PurePath(entry.path).name for entry in dataset.entries)
-        digest.update(names.encode(errors="surrogateescape"))
-    return digest.hexdigest()[:16]
 
 
 def _excluded(data: DataConfig) -> dict[str, Any]:

@@ -122,6 +122,8 @@ class FinetuneJob(JobInputs):
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
+                if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
+                    folder.corrupt.clear()
                 folder.write_result({split: self._train_and_evaluate(config, folder)})
             if folder.writes:
                 shutil.rmtree(folder.checkpoints, ignore_errors=True)
@@ -203,13 +205,15 @@ class FinetuneJob(JobInputs):
         data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
-    def sweep_and_runs(self, workdir: Path) -> dict[str, Any]:
-        """Sweep and runs, each in its own folder; returns the content of `workdir`/result.json."""
+    def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Sweep and runs, each in its own folder, and what `make_report()` writes in the end; returns the content of
+        `workdir`/result.json."""
         settings = run_settings("finetune", self.init_id, self.splits, self.config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if not folder.finished:
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
                 folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
+            folder.write_report(make_report)
             return folder.read_result()
 
     def _with_saved_microbatch(self, folder: Workdir) -> "FinetuneJob":

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.vtab.tasks import TASKS, task_named
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
-from vitlab.io import find_corrupt_files, write_bytes
+from vitlab.io import write_bytes
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, Splits, run

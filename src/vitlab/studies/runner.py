@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.loader import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
-from vitlab.io import find_corrupt_files, lock_file
+from vitlab.io import lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain

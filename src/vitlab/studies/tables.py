@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.io import find_corrupt_files, read_json
+from vitlab.io import read_json
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.image_size import nearest_image_size
 from vitlab.recipes.finetune import TABLE4

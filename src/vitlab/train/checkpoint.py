@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vitlab.checksums import sha256
 from vitlab.config import MaskingConfig, TrainConfig
-from vitlab.errors import UserError
-from vitlab.io import sha256, sync
+from vitlab.errors import UserError, WriteError
+from vitlab.io import sync
 from vitlab.models.blocks import freeze_blocks
 from vitlab.models.config import ModelConfig
 from vitlab.train.distributed import SINGLE, World
@@ -174,7 +175,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
             old.rename(folder / f"tmp-old-{old.name}")
         _remove_temporary(folder)
     except (OSError, SafetensorError) as error:
-        raise OSError(
+        raise WriteError(
             f"the checkpoint of step {step} cannot be written in {folder}: {error}. The earlier ones are untouched; "
             f"free space or allow writing, then run the same command to resume."
         ) from error

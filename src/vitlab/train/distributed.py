@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitlab.errors import RunError, UserError
+from vitlab.ranks import MAX_PORT, rank_number, world_size
 
 JSON = TypeVar("JSON")
 TIMEOUT = datetime.timedelta(days=30)  # of waiting for a rank that is alive: it may be downloading
@@ -140,15 +141,15 @@ SINGLE = World()
 def world_from_environment() -> World:
     """The world that torchrun's variables describe; starts nothing. Raises UserError where some are missing."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+    if (size := world_size()) == 1:
         return SINGLE
     if missing := [name for name in names if name not in os.environ]:
         raise UserError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} requires {', '.join(missing)}, which is not set: start with "
-            f"`torchrun --nproc-per-node {os.environ['WORLD_SIZE']} -m vitlab ...`, or unset WORLD_SIZE."
+            f"WORLD_SIZE={size} requires {', '.join(missing)}, which is not set: start with "
+            f"`torchrun --nproc-per-node {size} -m vitlab ...`, or unset WORLD_SIZE."
         )
-    rank, world_size, local_rank = (int(os.environ[name]) for name in names[:3])
-    return World(rank, world_size, local_rank)
+    rank_number("MASTER_PORT", 1, MAX_PORT)
+    return World(rank_number("RANK", 0, size - 1), size, rank_number("LOCAL_RANK", 0, size - 1))
 
 
 @contextlib.contextmanager
@@ -161,7 +162,15 @@ def init_distributed() -> Iterator[World]:
     if world.world_size == 1:
         yield world
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    try:
+        dist.init_process_group(backend)
+    except dist.DistError as error:
+        raise UserError(
+            f"rank {world.rank} cannot join the others at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+            f"(MASTER_ADDR and MASTER_PORT): {str(error).splitlines()[0]}. Give an address and a free port of the "
+            f"machine of rank 0."
+        ) from error
     try:
         world.host_group = dist.new_group(backend="gloo", timeout=TIMEOUT)  # pyright: ignore[reportAttributeAccessIssue]
         yield world

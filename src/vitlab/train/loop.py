@@ -24,6 +24,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import RunError, UserError
+from vitlab.io import writing
 from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import create_objective
@@ -294,7 +295,8 @@ class _Run:
         tensors = {name: value.contiguous() for name in names if (value := getattr(batch, name)) is not None}
         if state.step < step:  # the update was skipped, so these weights produced the loss
             tensors |= {f"weights/{name}": full_tensor(w.detach()) for name, w in state.weights.masters.items()}
-        save_file(tensors, path)
+        with writing(path.parent):
+            save_file(tensors, path)
         raise NonFiniteError(
             f"the loss or its gradient is not finite at step {step}; {path} holds the batch. The last checkpoint "
             f"is from before it. Try a smaller optim.lr, optim.clip_norm=1 or precision=float32."

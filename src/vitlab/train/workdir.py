@@ -12,33 +12,34 @@ import logging
 import math
 import os
 import typing
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitlab.errors import UserError
-from vitlab.io import (
-    MISSING,
-    SUMS,
-    clear_leftovers,
-    find_corrupt_files,
-    lock_file,
-    read_sums,
-    sha256,
-    write_bytes,
-    write_sums,
-)
+from vitlab.checksums import SUMS, read_sums, sha256, write_sums
+from vitlab.data.identity import listed, same_place
+from vitlab.errors import UserError, WriteError
+from vitlab.io import lock_file, resolved, write_bytes
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.run_files import (
+    METRICS,
+    RUNTIME,
+    SPEED,
+    clear_run,
+    find_corrupt,
+    has_report,
+    is_result,
+    record_report,
+    run_files,
+)
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
-LOCK, RUNTIME, METRICS, SPEED = ".lock", "runtime.json", "metrics.jsonl", "speed.jsonl"
-RESULTS = ("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png")
-"""Files that are regenerated from the last checkpoint."""
-RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
-"""Files that only training itself can regenerate."""
+LOCK = ".lock"
+MAX_SHOWN = 20
+"""Differences of settings in a message."""
 _ABSENT = "not set"
 
 
@@ -59,14 +60,14 @@ class Workdir:
         self.writes = world.is_rank_0
         self._logs: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
-        self._tensorboard = tensorboard
+        self._tensorboard = tensorboard and _is_text(self.path)
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
         if self.writes:
             self._open(settings)
-        self.corrupt: dict[str, str] = world.broadcast_object(lambda: _find_corrupt(self.path))
-        """Files of a finished run that are missing or not what it wrote: name -> problem."""
-        intact = not any(_matches(name, RESULTS) for name in self.corrupt)
+        self.corrupt: dict[str, str] = world.broadcast_object(lambda: find_corrupt(self.path))
+        """Files of a finished run, or of the runs in it, that are missing or not what it wrote: name -> problem."""
+        intact = not any(map(is_result, self.corrupt))
         self.finished: bool = intact and world.broadcast_object(lambda: (self.path / "result.json").is_file())
         """Whether the run is over and its results are intact; otherwise they are regenerated."""
         if not (self.path / "config.json").is_file():
@@ -91,7 +92,7 @@ class Workdir:
                 f"it, or give another --workdir."
             )
         try:
-            clear_leftovers(self.path)
+            clear_run(self.path)
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():
                 self._logs = {name: (self.path / name).open("ab") for name in (METRICS, SPEED)}
@@ -113,13 +114,22 @@ class Workdir:
             saved = dict(json.loads(file.read_bytes()))
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
-        if "microbatch" in saved:  # depends on the machine's memory; a run may resume on another machine
-            saved["microbatch"] = settings.get("microbatch")
-        if differences := _differences(saved, settings):
+        identified = "images" in saved
+        if not identified:  # by an earlier version
+            saved |= {name: settings[name] for name in ("images", "classes") if name in settings}
+            saved |= _classes_of_model(self.path)
+        differences = _differences(_comparable(saved, identified), _comparable(settings, identified))
+        of_images = [line for line in differences if line.startswith(("images.", "classes:"))]
+        if of_images:  # which say what these mean
+            differences = [line for line in differences if not line.startswith(("names_and_labels.", "examples:"))]
+        if differences:
+            what = "on other images (their names and content)" if differences == of_images else "with other settings"
+            if len(differences) > MAX_SHOWN:
+                differences[MAX_SHOWN:] = [f"... ({len(differences)})"]
             raise UserError(
-                f"the work folder {self.path} holds a run with other settings:\n  "
+                f"the work folder {self.path} holds a run {what}:\n  "
                 + "\n  ".join(differences)
-                + "\nGive another --workdir, or the same settings to resume that run."
+                + "\nGive another --workdir, or the same settings and images to resume that run."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -135,9 +145,16 @@ class Workdir:
                 if self._writer is not None:
                     self._writer.close()  # which may write to its file
                     self._writer = None
-                lost = {name for name in self.corrupt if not _matches(name, RESULTS)}  # their checksums stay
-                write_sums(self.path, _files(self.path) - lost)
+                lost = {name for name in self.corrupt if not is_result(name)}  # their checksums stay
+                write_sums(self.path, run_files(self.path) - lost)
         self.finished = True
+
+    def write_report(self, make: Callable[[], bool]) -> None:
+        """Makes what follows the finished job, unless it is complete and intact: `make()` writes the files of REPORT,
+        and returns whether it could."""
+        if self.writes and not has_report(self.path) and make():
+            with self._writing():
+                record_report(self.path)
 
     def log(self, name: str, step: int, values: Mapping[str, Any]) -> None:
         """Appends a record to METRICS or SPEED. Metrics of a step come before the checkpoint of that step."""
@@ -213,9 +230,11 @@ class Workdir:
         try:
             yield
         except OSError as error:
-            raise OSError(
-                f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Free space "
-                f"or allow writing there, then run the same command to resume from the last checkpoint."
+            reason = os.strerror(error.errno) if error.errno else error
+            raise WriteError(
+                f"nothing more can be written to the work folder {self.path} ({reason}). Free space or allow writing "
+                f"there, then run the same command to resume from the last checkpoint.",
+                error.errno,
             ) from error
 
     def __enter__(self) -> "Workdir":
@@ -225,8 +244,26 @@ class Workdir:
         self.close()
 
 
+def _is_text(path: Path) -> bool:
+    """Whether Python takes a name for text, as TensorBoard requires; warns otherwise, as in a locale without UTF-8."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        logger.warning("the locale is not UTF-8: there are no files for TensorBoard in %s", ascii(str(path)))
+        return False
+    return True
+
+
 def check_folder(path: Path) -> None:
-    """Raises UserError unless `path` is new, an empty folder, or that of a run."""
+    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or that of a run."""
+    resolved(path)
+    try:
+        os.fsencode(path.absolute()).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the work folder {str(path.absolute())!a} is not valid UTF-8, and safetensors reads no other names; give "
+            f"another --workdir."
+        ) from error
     if path.exists() and not path.is_dir():
         raise UserError(f"the work folder {path} is a file; give the name of a folder.")
     if not path.exists() or (path / "config.json").is_file():
@@ -288,24 +325,17 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 
-def _files(folder: Path) -> set[str]:
-    """Names of the files that a run leaves; a model card may be edited."""
-    paths = [path for pattern in (*RESULTS, *RECORDS) for path in folder.glob(pattern) if path.is_file()]
-    paths = [path for path in paths if path.name != "README.md"]
-    return {path.relative_to(folder).as_posix() for path in paths}
+def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
+    """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
+    memory, and the place of what is `identified` by its content."""
+    settings = {name: value for name, value in settings.items() if name != "microbatch"}
+    if isinstance(data := settings.get("data"), dict) and "name" in data:
+        settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
+    return settings
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(PurePath(name).match(pattern) for pattern in patterns)
-
-
-def _find_corrupt(folder: Path) -> dict[str, str]:
-    """The corrupt files of a finished run, with a warning for each. Checkpoints may have been deleted."""
-    if (folder / "result.json").is_file() and not (folder / SUMS).exists():  # killed before it wrote them
-        write_sums(folder, _files(folder))
-    corrupt = find_corrupt_files(folder)
-    corrupt = {name: what for name, what in corrupt.items() if what != MISSING or not name.startswith("checkpoints/")}
-    for name, what in corrupt.items():
-        lost = "it cannot be regenerated; the model and the result do not depend on it"
-        logger.warning("%s %s: %s", folder / name, what, "it is regenerated" if _matches(name, RESULTS) else lost)
-    return corrupt
+def _classes_of_model(folder: Path) -> dict[str, Any]:
+    """`classes` of the model of a finished run, as in settings; empty without one."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return {"classes": listed(json.loads((folder / "model" / "config.json").read_bytes())["extra"]["classes"])}
+    return {}

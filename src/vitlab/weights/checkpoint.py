@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-import tempfile
+import shutil
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import RunError, UserError
-from vitlab.io import open_regular, replacing_folder, sync
+from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.detect import HUBS, Format, find_checkpoint
 
@@ -210,29 +210,23 @@ def convert(
     metadata = _of_outputs(load_metadata(source, image_size=image_size), model)
     if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
         metadata["source"] = str(source)  # else it is a copy of what is on a hub
-    final = destination if to == "google" else destination.resolve()  # so that "." has a name
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}.") as folder:
-        new = Path(folder) / final.name
+    final = destination if to == "google" else resolved(destination)  # so that "." has a name
+    parameters = model.config.num_parameters
+    with (temporary_folder if to == "google" else replacing_folder)(final, 4 * parameters) as folder:
+        new = folder / "new" / final.name  # model cards have the name of their folder
         _function("write", to)(model, new, metadata)
         if to != "google":
             check_replaceable(final, {file.name for file in new.iterdir()})
         copy = load_model(new, image_size=model.config.image_size)
         difference = check_parity(model, copy, f"{destination} (not written)")
-        _replace(final, new)
-    parameters = model.config.num_parameters
+        if to == "google":
+            new.replace(final)
+            sync(final.parent)
+        else:
+            for file in new.iterdir():
+                file.replace(folder / file.name)
+            shutil.rmtree(folder / "new")
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
-
-
-def _replace(final: Path, new: Path) -> None:
-    """Moves a written file or folder to its place; both are on the same disk."""
-    if new.is_file():
-        new.replace(final)
-        sync(final.parent)
-        return
-    with replacing_folder(final) as folder:
-        for file in new.iterdir():
-            file.replace(folder / file.name)
 
 
 def check_parity(
@@ -279,7 +273,7 @@ def check_parity(
 def _check_destination(source: Path | str, destination: Path, to: Format) -> None:
     """Raises UserError where writing would destroy the source, or a file that is not a checkpoint."""
     _, local = find_checkpoint(source)
-    if destination.exists() and destination.resolve() in (local.resolve(), Path(source).resolve()):
+    if destination.exists() and resolved(destination) in (resolved(local), resolved(Path(source))):
         raise UserError(f"{destination} is the source; give another destination.")
     if to != "google" or not destination.exists():
         return

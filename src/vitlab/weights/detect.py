@@ -8,8 +8,9 @@ import zipfile
 from pathlib import Path
 from typing import Literal
 
+from vitlab.checksums import find_corrupt_files
 from vitlab.errors import UserError
-from vitlab.io import NPZ_ERRORS, clear_leftovers, find_corrupt_files, open_regular, read_json
+from vitlab.io import NPZ_ERRORS, clear_leftovers, open_regular, read_json, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ DOWNLOADED = ("config.json", "preprocessor_config.json", "*.safetensors.index.js
 def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
     """Format and path of the checkpoint at a path or on a hub. Raises UserError for anything else."""
     path = download_checkpoint(str(spec)) if str(spec).startswith(HUBS) else Path(spec)
-    for folder in (path.resolve(), path.resolve() / "model"):
+    for folder in (resolved(path), resolved(path) / "model"):
         with contextlib.suppress(OSError):  # a folder of others, or one that is read-only
             clear_leftovers(folder.parent, folder.name)
     if not path.exists():

@@ -9,17 +9,18 @@ the model's, `outputs`, and how many `prefix_tokens` come before those of patche
 
 import contextlib
 import importlib
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.io import sync
+from vitlab.io import sync, temporary_folder
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing, pair
@@ -83,9 +84,8 @@ def export_checkpoint(
         sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
         # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
         references = (load_model(source, image_size=size, **at) if dynamic else model for size in sizes)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            new, shapes = Path(folder) / path.name, _dynamic_shapes(model.config, dynamic)
+        with temporary_folder(path, 4 * model.config.num_parameters) as folder:
+            new, shapes = folder / path.name, _dynamic_shapes(model.config, dynamic)
             program = _trace(Outputs(model, names) if outputs else model, sizes[-1], shapes)
             if to == "onnx":
                 options = {"output_names": list(names), "dynamic_shapes": shapes, "opset_version": opset}
@@ -94,7 +94,7 @@ def export_checkpoint(
                 opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
             compared = (Outputs(reference, names) if outputs else reference for reference in references)
             difference = _largest_difference(f"the {to} file for {path} (not written)", run, compared, preprocessing)
-            files = {file: file.stat().st_size for file in Path(folder).iterdir()}
+            files = {file: file.stat().st_size for file in folder.iterdir()}
             for file in sorted(files, reverse=True):  # NAME.data before NAME, which refers to it
                 sync(file)
                 file.replace(path.parent / file.name)
@@ -211,7 +211,33 @@ def _trace(program: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, An
 
 def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     traced.example_inputs = None  # or they are written, as a pickle
-    torch.export.save(traced, path, extra_files=metadata)
+    with path.open("xb") as file:
+        archive: Any = _Archive(file)
+        torch.export.save(traced, archive, extra_files=metadata)
+    if archive.error is not None:
+        raise archive.error
+
+
+class _Archive(io.BufferedIOBase):
+    """A file for torch's writer, which aborts the process where a write fails: the first `error` is kept instead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 def _write_onnx(

@@ -8,9 +8,11 @@
 prepared (`Preprocessing.to_metadata`); `source`, where the weights come from.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
+import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 
+from vitlab.checksums import sha256
 from vitlab.errors import RunError, UserError, first_ten
-from vitlab.io import JSON_BYTES, check_regular, read_json, replacing_folder, sha256
+from vitlab.io import JSON_BYTES, check_regular, clear_leftovers, read_json, replacing_folder
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import WRAPPERS, Model, unwrap, unwrap_module
 from vitlab.preprocessing import Preprocessing, pair
@@ -145,15 +148,17 @@ def write_files(
     """
     check_replaceable(folder, {WEIGHTS, *files})
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
-    with replacing_folder(folder) as new:
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    with replacing_folder(folder, sum(tensor.nbytes for tensor in contiguous.values())) as new:
         weights = new / WEIGHTS
-        contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         if add_checksum:
-            settings = files[CONFIG]
+            settings, digest = files[CONFIG], sha256(weights)
             assert isinstance(settings, dict)
-            texts[CONFIG] = to_json(settings | {"sha256": sha256(weights)})
+            texts[CONFIG] = to_json(settings | {"sha256": digest})
+            if (folder / README).is_file() and digest in _digests(folder):  # a corrupt copy of this model is replaced
+                shutil.copyfile(folder / README, new / README)
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
         if add_checksum:
@@ -178,10 +183,21 @@ def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
+def _digests(folder: Path) -> set[Any]:
+    """Checksums of the weights in a folder: the one in config.json, and that of the file, as far as they are there."""
+    digests = set[Any]()
+    with contextlib.suppress(OSError, UserError):
+        digests.add(str(read_settings(folder / CONFIG).get("sha256")))
+    with contextlib.suppress(OSError):
+        digests.add(sha256(folder / WEIGHTS))
+    return digests
+
+
 def check_replaceable(folder: Path, names: Set[str]) -> None:
     """Raises UserError for a folder that has files other than a model's of these names."""
     if folder.is_file():
         raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
+    clear_leftovers(folder)
     others = {path.name for path in folder.iterdir()} - names if folder.is_dir() else set()
     if (folder / WEIGHTS).exists():
         others.discard(README)  # of the replaced model

@@ -33,7 +33,7 @@ class EyeEntry(Entry):
             original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
             Image.fromarray(prepare(decode_image(original))).save(buffer, "JPEG", quality=QUALITY)
             try:
-                write_bytes(prepared, buffer.getvalue())  # several workers may make the same image
+                write_bytes(prepared, buffer.getvalue(), clear=False)  # several workers may make the same image
             except OSError as error:
                 raise ImageError(self.file, f"the prepared image cannot be written ({error.strerror})") from error
         return super().read(levels)

@@ -1,0 +1,105 @@
+"""What identifies the images of a run."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.data import identity
+from vitlab.data.identity import identify, listed, same_place
+from vitlab.data.registry import load_dataset
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes whose files have the same names and sizes."""
+    for label, value in (("cat", 10), ("dog", 200)):
+        for number in range(5):
+            path = tmp_path / "data" / label / f"{number}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((80, 80, 3), value + number, np.uint8)).save(path)
+    return tmp_path / "data"
+
+
+def identity_of(name: str) -> dict[str, Any]:
+    return identify({"all": load_dataset(name, "all")})
+
+
+def swap(folder: Path) -> None:
+    (folder / "cat").rename(folder / "aside")
+    (folder / "dog").rename(folder / "cat")
+    (folder / "aside").rename(folder / "dog")
+
+
+def repaint(folder: Path) -> None:
+    Image.fromarray(np.zeros((80, 80, 3), np.uint8)).save(folder / "dog" / "3.bmp")
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (swap, {"cat", "dog"}),
+        (repaint, {"dog"}),
+        (lambda folder: (folder / "dog" / "3.bmp").rename(folder / "dog" / "33.bmp"), {"dog"}),
+        (lambda folder: (folder / "dog").rename(folder / "wolf"), {"dog", "wolf"}),
+    ],
+)
+def test_classes_of_which_names_or_content_changed(
+    change: Callable[[Path], Any], changed: set[str], folder: Path
+) -> None:
+    before = identity_of(f"folder:{folder}")
+    change(folder)
+    after = identity_of(f"folder:{folder}")
+    was, now = before["images"]["all"], after["images"]["all"]
+    assert {name for name in was.keys() | now.keys() if was.get(name) != now.get(name)} == changed
+    assert was["cat"].startswith("5 images, ")
+    if change is swap:
+        assert (was["cat"], was["dog"]) == (now["dog"], now["cat"])
+
+
+def test_the_same_images_elsewhere(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity_of(f"folder:{folder}")
+    shutil.copytree(folder, tmp_path / "deep" / "moved")
+    os.utime(tmp_path / "deep" / "moved" / "cat" / "1.bmp", (1, 1))
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.glob("*/*"))]
+    (folder / "table.csv").write_text("\n".join(["file,label", *rows]))
+    (tmp_path / "absolute.csv").write_text("\n".join(["file,label", *(f"{folder}/{row}" for row in rows)]))
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder:data", "folder:data/", "folder:./data", "folder:deep/moved", "csv:data/table.csv"):
+        assert identity_of(name) == before, name
+    assert identity_of("csv:absolute.csv") == before
+    monkeypatch.chdir(folder)
+    assert identity_of("folder:.") == before
+
+
+def test_many_images_and_classes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MAX_NAMES": 4, "MAX_READ": 2, "MAX_LISTED": 1}.items():
+        monkeypatch.setattr(identity, name, value)
+    before = identity_of(f"folder:{folder}")
+    assert before["classes"].startswith("2 names, ")
+    assert before["images"]["all"].keys() == {"all classes"}
+    swap(folder)
+    assert identity_of(f"folder:{folder}")["images"] != before["images"]
+    assert listed(["cat", "dog"]) != listed(["dog", "cat"])
+
+
+def test_a_published_set_is_identified_by_its_names() -> None:
+    assert identity_of("digits")["images"]["all"]["3"].startswith("183 images, ")
+
+
+def test_the_place_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions wrote it alone: it is compared by what it means."""
+    monkeypatch.chdir(tmp_path)
+    same = [{"name": f"folder:{path}", "root": None} for path in ("a", "a/", "./a", tmp_path / "a")]
+    same.append({"name": "folder:a", "root": str(tmp_path)})
+    assert all(same_place(data, False) == same_place(same[0], False) for data in same)
+    other = {"name": "folder:b", "root": None}
+    assert same_place(other, False) != same_place(same[0], False)
+    assert same_place(other, True) == same_place(same[0], True)
+    for name in ("shards:hub:a/b", "shards:https://host/a", "hub:a/b", "digits"):
+        assert same_place({"name": name}, True)["name"] == name

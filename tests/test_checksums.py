@@ -1,0 +1,33 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vitlab.checksums import SUMS, find_corrupt_files, read_sums, write_sums
+
+
+def test_checksums(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    assert read_sums(tmp_path) == find_corrupt_files(tmp_path) == {}
+    write_sums(tmp_path, ["one"])
+    write_sums(tmp_path, ["two"])
+    checked = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path, capture_output=True, check=False)
+    assert checked.stdout == b"one: OK\ntwo: OK\n"
+    assert checked.returncode == 0
+    assert find_corrupt_files(tmp_path) == {}
+    (tmp_path / "one").write_text("One")
+    (tmp_path / "two").unlink()
+    assert find_corrupt_files(tmp_path) == {"one": "does not match its checksum", "two": "is missing"}
+    assert find_corrupt_files(tmp_path, ["two", "three"]) == {"two": "is missing"}
+
+
+@pytest.mark.parametrize("at", [0, 70, 140])
+def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "one").write_text("one")
+    write_sums(tmp_path, ["one"])
+    content = bytearray((tmp_path / SUMS).read_bytes())
+    content[at % len(content)] ^= 1
+    (tmp_path / SUMS).write_bytes(content)
+    assert find_corrupt_files(tmp_path) == {}
+    assert "SHA256SUMS is corrupt" in caplog.text
