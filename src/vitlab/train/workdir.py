@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from vitlab.io import (
     SUMS,
     clear_leftovers,
     find_corrupt_files,
+    finite,
     lock_file,
     read_sums,
     sha256,
@@ -143,7 +143,7 @@ class Workdir:
         """Appends a record to METRICS or SPEED. Metrics of a step come before the checkpoint of that step."""
         if not self.writes:
             return
-        line = json.dumps(_finite({"step": step, **values}), sort_keys=True) + "\n"
+        line = json.dumps(finite({"step": step, **values}), sort_keys=True) + "\n"
         with self._writing():
             self._logs[name].write(line.encode())
             self._logs[name].flush()
@@ -251,7 +251,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _to_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(_finite(data), indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(finite(data), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -261,15 +261,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
     return None
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for infinity and NaN, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
