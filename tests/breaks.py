@@ -78,8 +78,8 @@ weights/folder.py: Weights are loaded although a byte of them has changed.
 pytest weights/test_folder.py
 
 weights/detect.py: A pickle is known by its name alone.
-- if path.suffix in PICKLED or is_pickle or _is_zipped_pickle(path):
-+ if path.suffix in PICKLED:
+- return path.name.endswith(PICKLED) or begins or _is_zipped_pickle(path)
++ return path.name.endswith(PICKLED)
 pytest weights/test_detect.py -k pickle
 
 data/vtab/tasks.py: The test part of a VTAB task that is cut from train begins with its training images.

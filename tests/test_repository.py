@@ -88,6 +88,8 @@ TORCH_FREE = (
     *("vitlab.recipes", "vitlab.commands", "vitlab.cli"),
 )
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+PICKLES = Path("weights", "pickled.py")
+"""The only file that reads pickles, and only their tensors."""
 SHELLS = {"bash", "sh", "shell", "console"}
 
 
@@ -208,10 +210,17 @@ def test_house_rules_of_a_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", named(SOURCES))
-def test_nothing_pickled_is_ever_loaded(path: Path) -> None:
+def test_pickles_have_one_door(path: Path) -> None:
     used = {name for _, name in imports(parse(path))}
     assert not {name.split(".")[0] for name in used} & UNPICKLERS
-    assert not used & {"torch.load", "torch.save"}, "weights and state are safetensors"
+    assert "torch.save" not in used, "weights and state are safetensors"
+    loads = [ast.unparse(node) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    loads = [call for call in loads if call.startswith("torch.load(")]
+    door = ['torch.load(file, map_location="cpu", weights_only=True)'.replace('"', "'")]
+    assert loads == (door if path == SRC / PICKLES else [])
+    assert ("torch.load" in used) == bool(loads), "torch.load is called, not passed on"
+    if any(lies_in(name, "vitlab.weights.pickled") for name in used):
+        assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             assert ast.unparse(node.value) == "False"

@@ -271,6 +271,15 @@ def parse_json(data: bytes | str, name: str) -> Any:
         raise UserError(f"{name} is not valid JSON ({error}); get it again.") from error
 
 
+def finite(value: Any) -> Any:
+    """`value` with null for infinity and NaN, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextmanager
 def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
     """Opens an .npz whose arrays are read on access, after their headers are compared with the file's size.

@@ -3,10 +3,11 @@
 import dataclasses
 import difflib
 import operator
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -25,6 +26,10 @@ SIGNS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operat
 """A limit's name in `annotated_types` -> its sign and its comparison."""
 
 
+_LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""What no output can encode. Other surrogates are how Python decodes bytes of file names that are not text."""
+
+
 def check_fields(config: Any) -> None:
     """Raises UserError if a field's value is not of its declared type, or outside the range of `annotated_types`."""
     hints = typing.get_type_hints(type(config), include_extras=True)
@@ -32,6 +37,31 @@ def check_fields(config: Any) -> None:
         value, hint = getattr(config, item.name), hints[item.name]
         if not _fits(value, hint):
             raise UserError(f"{item.name} is {value!r}; allowed: {_spell(hint)}.")
+
+
+def read_fields(data: Any, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A JSON object that another program, or a stranger, wrote, with its known fields checked against type hints.
+
+    `fields` has the hint of each, or the `fields` of an object in it. null is as missing, unless the hint has None;
+    unknown fields stay as they are. Raises UserError with `where`, the field, its value and what is allowed.
+    """
+    if not isinstance(data, dict):
+        raise UserError(f"{where} is {str(data)[:100]!r}; allowed: a JSON object.")
+    known = {}
+    for name, hint in fields.items():
+        value = data.get(name)
+        if isinstance(hint, Mapping):
+            known |= {} if value is None else {name: read_fields(value, hint, f"{where}: {name}")}
+        elif value is not None or (name in data and _fits(None, hint)):
+            if not _fits(_as_tuples(value), hint):
+                raise UserError(f"{where}: {name} is {repr(value)[:100]}; allowed: {_spell(hint)}.")
+            known[name] = value
+    return {name: value for name, value in data.items() if name not in fields} | known
+
+
+def _as_tuples(value: Any) -> Any:
+    """JSON's lists as the tuples of type hints."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 class Checked:
@@ -56,6 +86,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if hint is str:
+        return isinstance(value, str) and not _LONE_SURROGATE.search(value)
     return isinstance(value, hint)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program import SMALL, answer, call
 
-from vitlab.commands import COMMANDS, print_note
+from vitlab.commands import COMMANDS, print_note, print_result
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,3 +81,8 @@ def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         monkeypatch.setenv("RANK", rank)
         print_note(f"reading as {rank}")
     assert capsys.readouterr().err == "vitlab: reading as 0\n"
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result({"a": [float("nan"), 1.5], "b": {"c": float("-inf")}}, as_json=True, text="")
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"a": [None, 1.5], "b": {"c": None}}

@@ -87,7 +87,7 @@ INDEX = ShardIndex(
         (lambda c: {k: v for k, v in c.items() if k != "shards"}, "KeyError: 'shards'"),
         (lambda c: {**c, "beside": [{**c["beside"][0], "file": "../up.tar"}]}, "'../up.tar' is not a plain file name"),
         (lambda c: {**c, "beside": [{**c["beside"][0], "file": ".hidden"}]}, "'.hidden' is not a plain file name"),
-        (lambda c: {**c, "beside": [{**c["beside"][0], "bytes": "many"}]}, "invalid literal"),
+        (lambda c: {**c, "beside": [{**c["beside"][0], "bytes": "many"}]}, "bytes is 'many'; allowed: int >= 0"),
     ],
 )
 def test_the_index(tmp_path: Path, change: Any, message: str) -> None:

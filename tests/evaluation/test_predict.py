@@ -16,7 +16,10 @@ from vitlab.errors import UserError
 from vitlab.evaluation import predict as module
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import Prediction, predict, write_table
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
 from vitlab.weights import load_metadata, load_model, save_model
+from vitlab.weights.imagenet_classes import imagenet_names
 
 
 @pytest.fixture
@@ -207,3 +210,40 @@ def test_irregular_files_give_their_error(workdir: Path, tmp_path: Path) -> None
         assert errors.keys() == {"x.jpg", "y.jpg"}
         assert "named pipe" in errors["x.jpg"]
         assert "device" in errors["y.jpg"]
+
+
+def small(classes: int, scale: float) -> ViT:
+    model = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=classes))
+    assert model.head is not None
+    torch.nn.init.uniform_(model.head.weight, 0, scale)
+    return model
+
+
+def test_a_head_of_zeros_is_said(tmp_path: Path, images: list[str]) -> None:
+    save_model(small(7, 0), tmp_path / "new")
+    with pytest.raises(UserError, match=r"is zero.*`vitlab finetune \S+new --dataset"):
+        predictions(tmp_path / "new", images[0])
+
+
+def test_names_of_imagenet(tmp_path: Path, images: list[str]) -> None:
+    save_model(small(1000, 1), tmp_path / "imagenet")
+    log: list[str] = []
+    (prediction,) = predict(tmp_path / "imagenet", images[:1], CPU, log=log.append)
+    assert {name for name, _ in prediction.top} <= set(imagenet_names(1000))
+    assert "ImageNet's 1,000" in log[-1]
+
+
+def test_outputs_that_are_not_finite(tmp_path: Path, images: list[str]) -> None:
+    save_model(small(7, 3e38), tmp_path / "overflow")
+    (prediction,) = predictions(tmp_path / "overflow", images[0])
+    assert (prediction.top, prediction.error) == ((), "the model's outputs are not finite in float32")
+
+
+def test_a_threshold_that_is_no_number(tmp_path: Path, images: list[str]) -> None:
+    save_model(small(7, 1), tmp_path / "saved")
+    with pytest.raises(UserError, match="reject_below is nan"):
+        predictions(tmp_path / "saved", images[0], reject_below=float("nan"))
+    config = tmp_path / "saved" / "config.json"
+    config.write_text(config.read_text().replace('"extra": {}', '"extra": {"reject_below": NaN}'))
+    with pytest.raises(UserError, match="reject_below is nan"):
+        predictions(tmp_path / "saved", images[0], reject_below="auto")

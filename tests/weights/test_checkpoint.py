@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from vitlab.errors import UserError
+from vitlab.models import Rotary
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import (
@@ -186,3 +189,53 @@ def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Cal
     assert larger.preprocessing == Preprocessing(24, 32)
     assert larger.model.config == dataclasses.replace(model.config, image_size=24, position_interpolation="corners")
     assert load_model(tmp_path / "saved").config == model.config
+
+
+# --- weights and options of a conversion ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
+def test_weights_that_are_not_finite(value: float, tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """In any format; a number that float32 cannot hold as well. A sum that overflows is fine."""
+    model = tiny()
+    with torch.no_grad():
+        model.cls.fill_(3e38)  # pyright: ignore[reportOptionalMemberAccess]
+    save_model(model, tmp_path / "large")
+    load_model(tmp_path / "large")
+    name = next(name for name in model.state_dict() if name.startswith("blocks.1.") and name.endswith("qkv.bias"))
+    with torch.no_grad():
+        model.double().get_parameter(name)[3] = value
+    save_model(model, tmp_path / "saved")
+    with pytest.raises(UserError, match=r"saved holds weights that are NaN .* in 1 of .*: blocks\.1\.\S*qkv\.bias"):
+        load_model(tmp_path / "saved")
+    load_model(tmp_path / "large", num_classes=0)
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_pre_logits_of_a_conversion(to: Any, tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    model = tiny(representation_size=6)
+    save_model(model, tmp_path / "saved", extra={"classes": list("abcde")})
+    with pytest.raises(UserError, match="--pre-logits drop"):
+        convert(tmp_path / "saved", tmp_path / "out", to=to)
+    convert(tmp_path / "saved", tmp_path / "out", to=to, pre_logits="drop")
+    images = torch.randn(2, 3, 12, 12)
+    tokens = load_model(tmp_path / "out", num_classes=0)(images)
+    torch.testing.assert_close(tokens, model.forward_features(images)[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_pool_of_a_conversion(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """timm's DINOv3 averages its patches; Hugging Face's takes the class token, which is a register until then."""
+    settings = {"rotary": Rotary(), "position": "none", "num_classes": 0, "layer_scale": 1.0, "gelu": "erf"}
+    token = tiny(**settings, pool="token", registers=4)
+    mean = tiny(**settings, pool="gap", registers=5)
+    state = token.state_dict()
+    mean.load_state_dict(state | {"registers": torch.cat([state["cls"], state["registers"]], dim=1)}, strict=False)
+    save_model(mean, tmp_path / "saved")
+    with pytest.raises(UserError, match="--pool token"):
+        convert(tmp_path / "saved", tmp_path / "out", to="huggingface")
+    convert(tmp_path / "saved", tmp_path / "out", to="huggingface", pool="token")
+    images = torch.randn(2, 3, 12, 12)
+    torch.testing.assert_close(load_model(tmp_path / "out")(images), token(images), rtol=1e-4, atol=1e-5)
+    save_model(tiny(pool="gap"), tmp_path / "head")
+    with pytest.raises(UserError, match="requires a class token"):
+        load_model(tmp_path / "head", pool="token")

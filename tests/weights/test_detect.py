@@ -71,7 +71,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path, name: str, writer: str) -> Non
         path.write_bytes(pickle.dumps(Bomb(mark)))
     else:
         torch.save({"weights": Bomb(mark)}, path, _use_new_zipfile_serialization=writer == "torch")
-    with pytest.raises(ValueError, match=r"is a pickle.*never loaded; convert it to safetensors"):
+    with pytest.raises(ValueError, match=rf"is a pickle.*`vitlab convert \S+{name} OUT`"):
         load_model(path)
     assert not mark.exists()
 
@@ -100,7 +100,11 @@ def test_folders_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     check(r"holds no model\.safetensors")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    check(r"pytorch_model\.bin is a pickle")
+    check(r"pickles \(pytorch_model\.bin\).*`vitlab convert \S+/pytorch_model\.bin OUT`")
+    for name in ("checkpoint-1.pth.tar", "model_best.pth.tar", "optimizer.pt"):
+        (tmp_path / name).write_bytes(b"12")
+    (tmp_path / "config.json").unlink()
+    check(r"`vitlab convert \S+/model_best\.pth\.tar OUT`")
 
 
 def test_a_folder_whose_writer_was_killed(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -194,7 +198,7 @@ def test_errors_of_a_hub_say_what_to_do(spec: str, response: Any, message: str, 
 def test_files_of_a_repository(hub: SimpleNamespace, tmp_path: Path) -> None:
     hub.response = tmp_path
     (tmp_path / "config.json").touch()
-    with pytest.raises(ValueError, match=r"no \.safetensors.*pickle"):
+    with pytest.raises(ValueError, match=r"no \.safetensors.*`vitlab convert FOLDER/pytorch_model\.bin OUT`"):
         download_checkpoint("hub:a/b")
     (tmp_path / "B_16.npz").touch()
     assert download_checkpoint("hub:a/b") == tmp_path / "B_16.npz"

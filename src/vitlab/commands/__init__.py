@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.errors import printable
+from vitlab.io import finite
 from vitlab.models.config import Interpolation
 from vitlab.ranks import is_rank_0
 
@@ -51,7 +52,7 @@ def command_type(name: str) -> Any:
 def print_result(result: Any, as_json: bool, text: str, lines: bool = False) -> None:
     """Prints the result on the standard output of rank 0: as JSON (`lines`: on one line) or as `text`."""
     if is_rank_0():
-        print(json.dumps(result, indent=None if lines else 1, default=str) if as_json else text, flush=True)
+        print(json.dumps(finite(result), indent=None if lines else 1, default=str) if as_json else text, flush=True)
 
 
 def print_note(text: str) -> None:

@@ -62,13 +62,23 @@ class Shard:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a checkpoint in the format of Google's code, timm, Hugging Face or vitlab; read it back and compare."""
+    """Write a checkpoint in the format of Google's code, timm, Hugging Face or vitlab; read it back and compare.
+
+    It alone opens pickles (.pth, .pt, .bin, .ckpt), for their tensors; no code in them is run.
+    """
 
     checkpoint: Checkpoint
     destination: Annotated[Positional[Path], tyro.conf.arg(metavar="DESTINATION")]
     """An .npz file for `google`, else a folder."""
-    to: Literal["google", "timm", "huggingface", "vitlab"]
+    to: Literal["google", "timm", "huggingface", "vitlab"] = "vitlab"
     """Format to write."""
+    key: str | None = None
+    """Of a pickle: the key of the weights (`model`, `model_ema`, `state_dict`), with dots between levels; default: the
+    only one, or averaged weights before others."""
+    pre_logits: Literal["keep", "drop"] = "keep"
+    """`drop` leaves out the hidden layer before the head, which timm and Hugging Face do not have, and the head."""
+    pool: Literal["token"] | None = None
+    """`token`: take the class token where a headless model averages its patches (timm's DINOv3, for Hugging Face)."""
     image_size: ImageSize | None = None
     """Side in pixels, or height and width; another size interpolates the position embeddings."""
     interpolation: PositionInterpolation = None
@@ -79,7 +89,15 @@ class Convert:
         from vitlab.weights import convert
 
         result = convert(
-            self.checkpoint, self.destination, to=self.to, image_size=self.image_size, interpolation=self.interpolation
+            self.checkpoint,
+            self.destination,
+            to=self.to,
+            image_size=self.image_size,
+            interpolation=self.interpolation,
+            pre_logits=self.pre_logits,
+            pool=self.pool,
+            key=self.key,
+            log=print_note,
         )
         text = (
             f"{result['path']}: {result['parameters']:,} parameters in the format of {self.to}; read back, the logits "

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.checksums import sha256
 from vitlab.data.dataset import Dataset, Entries
 from vitlab.errors import UserError, first_ten, quoted
-from vitlab.io import open_regular, sha256
+from vitlab.io import open_regular
 
 logger = logging.getLogger(__name__)
 

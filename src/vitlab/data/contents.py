@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitlab.data.decode import IMAGE_SUFFIXES
-from vitlab.data.registry import warn_once
+from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from vitlab.data.contents import (
 )
 from vitlab.data.dataset import Dataset, SplitReader
 from vitlab.data.decode import Entry
-from vitlab.data.registry import warn_once
+from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from vitlab.data.classes import canonical, natural_order
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
-from vitlab.data.registry import warn_once
+from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
 

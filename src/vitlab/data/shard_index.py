@@ -28,12 +28,15 @@ from vitlab.io import (
     write_arrays,
     write_bytes,
 )
+from vitlab.settings import NonNegativeInt, read_fields
 
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
 _KINDS = "Uiiuuuiu"  # of their dtypes
+_FIELDS = {"format": str, "shards": dict, "beside": tuple, "left_out": dict, "settings": dict}
+_FILE_FIELDS = {"file": str, "bytes": NonNegativeInt, "sha256": str, "records": NonNegativeInt}
 
 
 @dataclasses.dataclass(eq=False)
@@ -167,7 +170,7 @@ class ShardIndex:
 def parse_index(data: bytes, source: str) -> ShardIndex:
     """The content of an `index.json`; `source` names it in messages. Raises UserError."""
     try:
-        content = parse_json(data, "it")
+        content = read_fields(parse_json(data, "it"), _FIELDS, "it")
         if content["format"] != FORMAT:
             raise UserError(f"its format is {content['format']!r}, not {FORMAT!r}")
         shards = {str(split): tuple(map(_parse_file, files)) for split, files in content["shards"].items()}
@@ -180,8 +183,9 @@ def parse_index(data: bytes, source: str) -> ShardIndex:
         ) from error
 
 
-def _parse_file(content: dict[str, Any]) -> File:
-    file = File(str(content["file"]), int(content["bytes"]), str(content["sha256"]), int(content["records"]))
+def _parse_file(content: Any) -> File:
+    content = read_fields(content, _FILE_FIELDS, "a file")
+    file = File(content["file"], content["bytes"], content["sha256"], content["records"])
     if not re.fullmatch(r"\w[^/\\\x00-\x1f]*", file.file):  # it becomes the name of a file here
         raise UserError(f"{file.file!r} is not a plain file name")
     return file

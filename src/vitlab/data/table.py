@@ -15,7 +15,7 @@ from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS
-from vitlab.data.registry import warn_once
+from vitlab.data.splits import warn_once
 from vitlab.data.table_file import FILE, LABEL, Columns, choose_columns, list_in, read_table
 from vitlab.errors import UserError, first_ten, quoted
 

@@ -1,5 +1,7 @@
 """Predictions for images without a label, in files and folders."""
 
+import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
 from vitlab.evaluation.options import ModelOptions
 from vitlab.io import write_csv
+from vitlab.models.vit import Model
 from vitlab.weights import class_names, class_probabilities
 
 BATCH_SIZE = 32
@@ -70,9 +73,12 @@ def predict(
     levels = loaded.preprocessing.range
     files = list(find_images(sources, levels))
     model, config = loaded.model, loaded.model.config
+    _check_trained_head(model, str(checkpoint))
     names = class_names(loaded.metadata, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
     log(f"images: {loaded.preprocessing.describe()}")
+    if "classes" not in loaded.metadata and names[0] != "0":
+        log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
     batch: list[tuple[str, torch.Tensor]] = []
 
     def flush() -> Iterator[Prediction]:
@@ -83,6 +89,9 @@ def predict(
             classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
             values = class_probabilities(logits, loaded.metadata).gather(1, classes)
             for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
+                if not all(map(math.isfinite, row)):
+                    yield Prediction(path, error=f"the model's outputs are not finite in {options.precision}")
+                    continue
                 best = tuple(zip([names[number] for number in numbers], row, strict=True))
                 yield Prediction(path, best, rejected=row[0] < threshold)
         batch.clear()
@@ -97,6 +106,16 @@ def predict(
         if len(batch) == BATCH_SIZE:
             yield from flush()
     yield from flush()
+
+
+def _check_trained_head(model: Model, checkpoint: str) -> None:
+    """Raises UserError for a new head: of zeros, with one bias for all classes."""
+    heads = [head for head in (model.head, getattr(model, "head_distilled", None)) if head is not None]
+    if not any(bool(head.weight.any()) or bool((head.bias != head.bias[0]).any()) for head in heads):
+        raise UserError(
+            f"the head of {checkpoint} is zero, as before its first training step: it predicts the same for every "
+            f"image. Fine-tune it first (`vitlab finetune {shlex.quote(checkpoint)} --dataset folder:IMAGES`)."
+        )
 
 
 def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:

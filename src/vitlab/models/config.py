@@ -11,7 +11,7 @@ from vitlab.models.count import count_macs, count_parameters
 from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.preprocessing import pair
-from vitlab.settings import FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
+from vitlab.settings import Checked, FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
@@ -22,7 +22,7 @@ MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is comput
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(Checked):
     """Rotary position embedding (RoPE): channel pairs of a patch's query and key are rotated, half of the pairs by
     angles of its row and half by those of its column. An angle is the coordinate over one of Dh/4 periods."""
 

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
-from vitlab.io import lock_file, resolved, write_bytes
+from vitlab.io import finite, lock_file, resolved, write_bytes
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import (
     METRICS,
@@ -160,7 +159,7 @@ class Workdir:
         """Appends a record to METRICS or SPEED. Metrics of a step come before the checkpoint of that step."""
         if not self.writes:
             return
-        line = json.dumps(_finite({"step": step, **values}), sort_keys=True) + "\n"
+        line = json.dumps(finite({"step": step, **values}), sort_keys=True) + "\n"
         with self._writing():
             self._logs[name].write(line.encode())
             self._logs[name].flush()
@@ -288,7 +287,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _to_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(_finite(data), indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(finite(data), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -298,15 +297,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
     return None
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for infinity and NaN, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:

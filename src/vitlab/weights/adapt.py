@@ -27,6 +27,7 @@ def adapt(
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
     in_chans: int | None = None,
+    pool: Literal["token"] | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters for another image size or task; the options are those of `load_model`.
 
@@ -52,6 +53,8 @@ def adapt(
             )
         new = dataclasses.replace(new, representation_size=None)
         del state["pre_logits.weight"], state["pre_logits.bias"]
+    if pool is not None:
+        new = _pool_token(new, state, pool)
     if interpolation is not None:
         if not isinstance(new, ViTConfig):
             raise UserError(f"interpolation={interpolation!r} is for position embeddings, and a ResNet has none.")
@@ -66,6 +69,26 @@ def adapt(
         new = dataclasses.replace(new, head_bias=head_bias)
         _reset_head(new, state)
     return new, state
+
+
+def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViTConfig:
+    """The configuration with the class token in place of the mean over patches; in place, the first register, which is
+    what the readers make of a class token that no head reads, becomes it."""
+    if pool != "token":
+        raise UserError(f"pool is {pool!r}; allowed: 'token', or None for the checkpoint's own.")
+    if not isinstance(config, ViTConfig) or config.pool not in ("token", "gap"):
+        raise UserError("pool='token' is for a ViT that averages its patches; leave it out.")
+    if config.pool == "token":
+        return config
+    if not config.registers or config.num_classes or config.final_norm != "tokens" or config.representation_size:
+        raise UserError(
+            "pool='token' requires a class token beside the patches, no head that was trained on their mean "
+            "(num_classes=0 removes it), and a LayerNorm on all tokens; leave it out."
+        )
+    state["cls"], state["registers"] = state["registers"].tensor_split([1], dim=1)
+    if config.registers == 1:
+        del state["registers"]
+    return dataclasses.replace(config, pool="token", registers=config.registers - 1, class_position=False)
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:

@@ -1,7 +1,9 @@
 """Checkpoints in and out (Sec. 3.2), for every format. Importing this does not import torch."""
 
+import contextlib
 import dataclasses
 import importlib
+import logging
 import shutil
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -9,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.errors import RunError, UserError
+from vitlab.errors import RunError, UserError, first_ten
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.detect import HUBS, Format, find_checkpoint
+from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
+from vitlab.weights.imagenet_classes import imagenet_names
 
 if typing.TYPE_CHECKING:
     import torch
@@ -21,6 +24,8 @@ if typing.TYPE_CHECKING:
 
     from vitlab.models.config import ImageSize, Interpolation, ModelConfig
     from vitlab.models.vit import Model
+
+logger = logging.getLogger(__name__)
 
 MODULES: dict[Format, str] = {"vitlab": "folder", "google": "google", "timm": "timm", "huggingface": "huggingface"}
 """Format -> the module with its `read_FORMAT`, `metadata_FORMAT` and `write_FORMAT`."""
@@ -55,6 +60,7 @@ def load_model(
     interpolation: "Interpolation | None" = None,
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
+    pool: Literal["token"] | None = None,
     device: "torch.device | str" = "cpu",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
@@ -70,6 +76,7 @@ def load_model(
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
+    - `pool="token"` takes the class token of a headless model that averages its patches beside one (timm's DINOv3).
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass
       from the checkpoint's own position embeddings. A checkpoint that does so by itself has one size with `image_size`.
 
@@ -93,6 +100,7 @@ def load_model(
         head_bias=head_bias,
         interpolation=interpolation,
         in_chans=in_chans,
+        pool=pool,
     )
     if config.kind == "vit" and config.position in LEARNED_POSITIONS and config.grid != saved.grid:
         if dynamic_image_size:
@@ -105,8 +113,23 @@ def load_model(
     config = _with_options(path, config, rates | {"dynamic_image_size": dynamic_image_size})
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
         model = build_model(config)
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    model.load_state_dict(_finite_floats(path, state), assign=True)
     return model.to(device).eval()
+
+
+def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """The parameters in float32. Raises UserError, naming them, for those that are NaN or infinite.
+
+    A tensor's sum shows them at a fifteenth of the cost of looking at each number; one that overflows is looked at.
+    """
+    state = {name: tensor.float() for name, tensor in state.items()}
+    suspects = [name for name, tensor in state.items() if not tensor.sum().isfinite()]
+    if invalid := [name for name in suspects if not state[name].isfinite().all()]:
+        raise UserError(
+            f"{path} holds weights that are NaN or infinite in {len(invalid)} of {len(state)} tensors: "
+            f"{first_ten(invalid)}. Its training has diverged, or the file is corrupt; take an earlier checkpoint."
+        )
+    return state
 
 
 def _with_options(path: Path | str, config: "ModelConfig", options: Mapping[str, Any]) -> "ModelConfig":
@@ -175,8 +198,13 @@ def _of_outputs(metadata: dict[str, Any], model: "Model") -> dict[str, Any]:
 
 
 def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """The names of a checkpoint's outputs: those of its metadata, or their numbers."""
-    return tuple(map(str, metadata.get("classes") or range(outputs)))
+    """The names of a checkpoint's outputs: those of its metadata; ImageNet's where it has none, was not trained on
+    another data set, and has as many outputs; or their numbers."""
+    numbers = tuple(map(str, range(outputs)))
+    names = tuple(map(str, metadata.get("classes") or numbers))
+    if names != numbers or not str(metadata.get("dataset", "imagenet")).startswith("imagenet"):
+        return names
+    return imagenet_names(outputs) or names
 
 
 def class_probabilities(logits: "Float[Tensor, '... K']", metadata: Mapping[str, Any]) -> "Float[Tensor, '... K']":
@@ -188,31 +216,57 @@ def convert(
     source: Path | str,
     destination: Path | str,
     *,
-    to: Format,
+    to: Format = "vitlab",
     image_size: "ImageSize | None" = None,
     interpolation: "Interpolation | None" = None,
+    pre_logits: Literal["keep", "drop"] = "keep",
+    pool: Literal["token"] | None = None,
+    key: str | None = None,
+    log: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads it back, and compares; `destination` is replaced after that.
 
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
-    README.md, the model card of the Hugging Face hub. `image_size` and `interpolation` are as in `load_model`. Returns
-    `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that the
-    format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
+    README.md, the model card of the Hugging Face hub. `image_size`, `interpolation` and `pool` are as in `load_model`;
+    `pre_logits="drop"` leaves out that layer, and the head that was trained on it.
+
+    `source` may be a pickle (.pth, .pt, .bin, .ckpt), which nothing else opens: see `vitlab.weights.pickled`. `key`
+    chooses the weights in it, and `log` receives what is in it.
+
+    Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that
+    the format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
     """
     from vitlab.weights.folder import check_replaceable
 
     if to not in MODULES:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, MODULES))}.")
     destination = Path(destination)
-    _check_destination(source, destination, to)
-    model = load_model(source, image_size=image_size, interpolation=interpolation)
-    metadata = _of_outputs(load_metadata(source, image_size=image_size), model)
-    if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
-        metadata["source"] = str(source)  # else it is a copy of what is on a hub
+    pickled = not str(source).startswith(HUBS) and Path(source).is_file() and is_pickle(Path(source))
+    if key is not None and not pickled:
+        raise UserError(f"key={key!r} chooses the weights in a pickle, and {source} is none; leave it out.")
+    _check_destination(Path(source) if pickled else find_checkpoint(source)[1], source, destination, to)
     final = destination if to == "google" else resolved(destination)  # so that "." has a name
-    parameters = model.config.num_parameters
-    with (temporary_folder if to == "google" else replacing_folder)(final, 4 * parameters) as folder:
+    with contextlib.ExitStack() as stack:
+        opened = source
+        if pickled:
+            from vitlab.weights.pickled import unpickle
+
+            unpickled = stack.enter_context(temporary_folder(final, Path(source).stat().st_size))
+            opened = unpickle(Path(source), unpickled / "unpickled", key, log)
+        options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool}
+        try:
+            model = load_model(
+                opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options
+            )
+            metadata = _of_outputs(load_metadata(opened, image_size=image_size), model)
+        except UserError as error:
+            raise UserError(str(error).replace(str(opened), str(source))) from error
+        if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
+            metadata["source"] = str(source)  # else it is a copy of what is on a hub
+        parameters = model.config.num_parameters
+        replacing = temporary_folder if to == "google" else replacing_folder
+        folder = stack.enter_context(replacing(final, 4 * parameters))
         new = folder / "new" / final.name  # model cards have the name of their folder
         _function("write", to)(model, new, metadata)
         if to != "google":
@@ -270,9 +324,8 @@ def check_parity(
     return largest
 
 
-def _check_destination(source: Path | str, destination: Path, to: Format) -> None:
+def _check_destination(local: Path, source: Path | str, destination: Path, to: Format) -> None:
     """Raises UserError where writing would destroy the source, or a file that is not a checkpoint."""
-    _, local = find_checkpoint(source)
     if destination.exists() and resolved(destination) in (resolved(local), resolved(Path(source))):
         raise UserError(f"{destination} is the source; give another destination.")
     if to != "google" or not destination.exists():

@@ -4,12 +4,13 @@ import contextlib
 import functools
 import logging
 import re
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Literal
 
 from vitlab.checksums import find_corrupt_files
-from vitlab.errors import UserError
+from vitlab.errors import UserError, first_ten
 from vitlab.io import NPZ_ERRORS, clear_leftovers, open_regular, read_json, resolved
 
 logger = logging.getLogger(__name__)
@@ -17,7 +18,9 @@ logger = logging.getLogger(__name__)
 Format = Literal["google", "vitlab", "timm", "huggingface"]
 HUBS = ("hub:", "timm:")
 """What the name of a checkpoint on a hub begins with."""
-PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".pth.tar", ".pt.tar")
+NOT_WEIGHTS = re.compile("optim|sched|scaler|rng_state|training_args")
+"""In the names of the pickles that trainers write beside the weights."""
 READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
@@ -38,16 +41,9 @@ def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
 
 
 def _find_file(path: Path) -> tuple[Format, Path]:
-    try:
-        with open_regular(path) as file:
-            start = file.read(9)
-        is_safetensors = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}.") from error
-    # Both may begin with 0x80: a pickle always, and a safetensors file by the length of its header.
-    is_pickle = start[:1] == b"\x80" and not is_safetensors
-    if path.suffix in PICKLED or is_pickle or _is_zipped_pickle(path):
-        raise _refuse_pickle(path)
+    start, is_safetensors = _beginning(path)
+    if is_pickle(path):
+        raise _refuse_pickles([path], f"{path} is a pickle")
     if start.startswith(b"PK"):
         return "google", path
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
@@ -55,6 +51,24 @@ def _find_file(path: Path) -> tuple[Format, Path]:
     if path.suffix == ".safetensors" or is_safetensors:
         return "timm", path
     raise UserError(f"{path} is not a checkpoint, or is corrupt; give {READABLE}.")
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, from its content or its name. Raises UserError for one that cannot be read."""
+    start, is_safetensors = _beginning(path)
+    # Both may begin with 0x80: a pickle always, and a safetensors file by the length of its header.
+    begins = start[:1] == b"\x80" and not is_safetensors
+    return path.name.endswith(PICKLED) or begins or _is_zipped_pickle(path)
+
+
+def _beginning(path: Path) -> tuple[bytes, bool]:
+    """The first bytes of a file, and whether they are those of safetensors."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(9)
+        return start, start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}.") from error
 
 
 def _find_in_folder(folder: Path) -> tuple[Format, Path]:
@@ -65,9 +79,10 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
         return "vitlab", folder / "model"
     names = {path.name for path in folder.iterdir()}
     has_weights = not names.isdisjoint({"model.safetensors", "model.safetensors.index.json"})
-    pickles = sorted(name for name in names if Path(name).suffix in PICKLED)
+    pickles = sorted(name for name in names if name.endswith(PICKLED))
     if pickles and not (has_weights and "config.json" in names):
-        raise _refuse_pickle(folder / pickles[0])
+        what = f"{folder} holds no weights with their config.json but pickles ({first_ten(pickles)})"
+        raise _refuse_pickles([folder / name for name in pickles], what)
     if not has_weights and names & {"metrics.jsonl", "checkpoints"}:
         raise UserError(
             f"{folder} is the work folder of a training that has not ended: there is no model/ in it. Run its command "
@@ -75,13 +90,18 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
         )
     if "config.json" not in names:
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
+    return format_of_config(folder / "config.json"), folder
+
+
+def format_of_config(path: Path) -> Format:
+    """The format whose config.json a file is; vitlab's for any other, because that reader reports what is wrong."""
     try:
-        keys = set(read_json(folder / "config.json"))
+        keys = set(read_json(path))
     except (OSError, UserError, TypeError):
-        keys = set()  # the reader of our format reports what is wrong with it
+        keys = set()
     if keys & {"architecture", "pretrained_cfg"}:
-        return "timm", folder
-    return "huggingface" if keys & {"model_type", "architectures", "transformers_version"} else "vitlab", folder
+        return "timm"
+    return "huggingface" if keys & {"model_type", "architectures", "transformers_version"} else "vitlab"
 
 
 def _is_zipped_pickle(path: Path) -> bool:
@@ -93,10 +113,12 @@ def _is_zipped_pickle(path: Path) -> bool:
         return False
 
 
-def _refuse_pickle(path: Path) -> UserError:
+def _refuse_pickles(paths: list[Path], what: str) -> UserError:
+    """The error that names the one door: the best of several files, by its name or else the largest."""
+    best = max(paths, key=lambda path: (not NOT_WEIGHTS.search(path.name), "best" in path.name, path.stat().st_size))
     return UserError(
-        f"{path} is a pickle, which can run any code and is never loaded; convert it to safetensors if you trust it, "
-        f"or give {READABLE}."
+        f"{what}. A pickle can run any code, and is not loaded here; `vitlab convert {shlex.quote(str(best))} OUT` "
+        f"copies the weights out of it, running none, into a folder that every command takes."
     )
 
 
@@ -144,7 +166,8 @@ def download_checkpoint(spec: str) -> Path:
     if len(archives) != 1:
         names = ", ".join(path.name for path in archives) or "none"
         raise UserError(
-            f"{spec} holds no .safetensors, and other than one .npz ({names}); give one of {folder} by its path. A "
-            f"pickle (.bin, .pth) can run any code and is never loaded."
+            f"{spec} holds no .safetensors, and other than one .npz ({names}); give one of {folder} by its path. "
+            f"Pickles (.bin, .pth) are not downloaded: if it has one, `hf download {repository} config.json "
+            f"pytorch_model.bin --local-dir FOLDER`, then `vitlab convert FOLDER/pytorch_model.bin OUT`."
         )
     return archives[0]

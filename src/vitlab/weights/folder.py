@@ -15,6 +15,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors
@@ -27,7 +28,8 @@ from vitlab.io import JSON_BYTES, check_regular, clear_leftovers, read_json, rep
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import WRAPPERS, Model, unwrap, unwrap_module
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.settings import from_dict, to_dict
+from vitlab.settings import from_dict, read_fields, to_dict
+from vitlab.weights.json_fields import EXTRA
 from vitlab.weights.layout import check_arrays, renamed_layout
 
 logger = logging.getLogger(__name__)
@@ -131,6 +133,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         config = from_dict(ModelConfig, settings["model"])
     except ValueError as error:
         raise UserError(f"{path} describes an invalid model: {error}") from error
+    settings["extra"] = read_fields(settings["extra"], EXTRA, f"{path}: extra")
     check_classes(settings["extra"], config, str(path))
     return config, settings
 
@@ -213,20 +216,21 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+def read_settings(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The JSON object in a file, with its `fields` as `read_fields` checks them."""
     try:
         settings = read_json(path)
     except (OSError, UserError) as error:
         raise UserError(f"{path} cannot be read ({error}); get the file again.") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path} does not hold a JSON object; get the file again.")
-    return settings
+    return read_fields(settings, fields, str(path))
 
 
 def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "extra") -> None:
     """Raises UserError unless `extra` names as many classes as the model has outputs, or none."""
     classes = extra.get("classes")
+    read_fields(dict(extra), EXTRA, where)
     if classes is not None and (not isinstance(classes, list | tuple) or len(classes) != config.num_classes):
         count = f"{len(classes)} names" if isinstance(classes, list | tuple) else repr(classes)
         raise UserError(

@@ -30,6 +30,7 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, ViT
+from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import (
     CONFIG,
@@ -54,6 +55,7 @@ from vitlab.weights.huggingface_config import (
     read_preprocessing,
 )
 from vitlab.weights.huggingface_layout import FAMILIES, has_token_row, huggingface_layout, select_arrays, stored_arrays
+from vitlab.weights.json_fields import HUGGINGFACE_MODEL
 from vitlab.weights.layout import check_arrays, check_supported, cpu_state, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
@@ -118,7 +120,7 @@ def _read_config(folder: Path) -> tuple[str, dict[str, Any]]:
             f"{folder} holds a Hugging Face model of type {kind!r}{reason and f': {reason}'}; supported: "
             f"{', '.join(FAMILIES)}."
         )
-    return kind, settings
+    return kind, read_fields(settings, HUGGINGFACE_MODEL, str(folder / CONFIG))
 
 
 def _read_arrays(folder: Path) -> dict[str, Tensor]:

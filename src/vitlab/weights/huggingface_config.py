@@ -16,8 +16,10 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing, pair
+from vitlab.settings import read_fields
 from vitlab.weights.folder import CONFIG, MULTI_LABEL, PROBLEM_TYPE, processed_size, read_settings
 from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
+from vitlab.weights.json_fields import HUGGINGFACE_IMAGES, HUGGINGFACE_SIZE, NAMES
 from vitlab.weights.layout import count_units, require_shape
 
 logger = logging.getLogger(__name__)
@@ -79,14 +81,22 @@ def read_classes(settings: dict[str, Any]) -> list[str] | None:
     """The names of the outputs in order, where there are any."""
     labels = settings.get("id2label")
     try:
-        return None if labels is None else [str(labels[str(i)]) for i in range(len(labels))]
+        names = None if labels is None else [labels[str(i)] for i in range(len(labels))]
+        read_fields({"id2label": names}, {"id2label": NAMES}, CONFIG)
+        return names and list(map(str, names))
     except (KeyError, TypeError) as error:
         raise UserError(f"{CONFIG} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
 
 
 def read_images(folder: Path) -> dict[str, Any]:
     """The settings in a folder; empty where there are none."""
-    return read_settings(folder / IMAGES) if (folder / IMAGES).is_file() else {}
+    if not (folder / IMAGES).is_file():
+        return {}
+    images = read_settings(folder / IMAGES, HUGGINGFACE_IMAGES)
+    for name in ("size", "crop_size"):
+        if isinstance(images.get(name), dict):
+            images[name] = read_fields(images[name], HUGGINGFACE_SIZE, f"{folder / IMAGES}: {name}")
+    return images
 
 
 def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Preprocessing:

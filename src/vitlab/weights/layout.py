@@ -139,5 +139,15 @@ def check_supported(
         if getattr(config, name) not in values:
             raise UserError(
                 f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "
-                f"{' or '.join(map(repr, values))}. Use save_model (`--to vitlab`), which keeps every setting."
+                f"{' or '.join(map(repr, values))}. {_way_out(name, config, values) or 'Use'} save_model (`--to "
+                f"vitlab`), which keeps every setting."
             )
+
+
+def _way_out(name: str, config: ModelConfig | ResNetBody, values: Collection[Any]) -> str:
+    """The option of `convert` that makes a model of another value from this one, where there is one."""
+    if name == "representation_size" and None in values:
+        return "Give pre_logits='drop' (`--pre-logits drop`), which leaves out that layer and the head on it, or use"
+    if name == "pool" and "token" in values and getattr(config, "registers", 0) and not config.num_classes:  # pyright: ignore[reportAttributeAccessIssue]
+        return "Give pool='token' (`--pool token`) to take its class token, or use"
+    return ""

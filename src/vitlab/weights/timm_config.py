@@ -14,7 +14,9 @@ from torch import Tensor
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
+from vitlab.settings import read_fields
 from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, read_settings
+from vitlab.weights.json_fields import NAMES, TIMM
 from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import (
     ACTIVATIONS,
@@ -76,7 +78,7 @@ class TimmConfig:
 
     @classmethod
     def read(cls, path: Path) -> "TimmConfig":
-        settings = read_settings(path)
+        settings = read_settings(path, TIMM)
         try:
             pretrained_cfg = settings.get("pretrained_cfg", settings)  # older files have everything on one level
             architecture, args = str(settings["architecture"]), settings.get("model_args") or {}
@@ -90,12 +92,18 @@ class TimmConfig:
                 image_hw=(int(height), int(width)),
                 mean=tuple(map(float, pretrained_cfg.get("mean", IMAGENET[0]))),
                 std=tuple(map(float, pretrained_cfg.get("std", IMAGENET[1]))),
-                classes=tuple(names.values() if isinstance(names, dict) else names),
+                classes=_read_names(names, path),
                 multi_label=settings.get(PROBLEM_TYPE) == MULTI_LABEL,
                 preprocessing=_read_preprocessing(architecture, pretrained_cfg, args, path),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UserError(f"{path} is not a config.json of timm ({error!r}); get the folder again.") from error
+
+
+def _read_names(names: Any, path: Path) -> tuple[str, ...]:
+    """The values of `label_names`, or its items."""
+    listed = list(names.values() if isinstance(names, dict) else names)
+    return tuple(map(str, read_fields({"label_names": listed}, {"label_names": NAMES}, str(path))["label_names"]))
 
 
 def _read_preprocessing(
