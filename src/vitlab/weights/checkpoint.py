@@ -12,6 +12,8 @@ from typing import Any, Literal
 from vitlab.errors import RunError, UserError
 from vitlab.io import open_regular, replacing_folder, sync
 from vitlab.preprocessing import Preprocessing
+from vitlab.settings import from_dict
+from vitlab.weights.assumptions import Assumptions
 from vitlab.weights.detect import HUBS, Format, find_checkpoint
 
 if typing.TYPE_CHECKING:
@@ -55,6 +57,7 @@ def load_model(
     interpolation: "Interpolation | None" = None,
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
+    assume: Mapping[str, Any] | None = None,
     device: "torch.device | str" = "cpu",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
@@ -73,6 +76,10 @@ def load_model(
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass
       from the checkpoint's own position embeddings. A checkpoint that does so by itself has one size with `image_size`.
 
+    A bare .safetensors says less: what is assumed is logged, and changed by `assume`, the settings of `Assumptions` by
+    name (`{"heads": 6, "gelu": "quick"}`). There and in an .npz, `image_size` is also the size of the position table
+    where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
+
     Raises ValueError with what was given, what can be read, and what to do.
     """
     import torch
@@ -82,7 +89,7 @@ def load_model(
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
-    saved, state = _function("read", kind)(local)
+    saved, state = _function("read", kind)(local, **_options(kind, local, image_size, assume))
     config, state = adapt(
         saved,
         state,
@@ -107,6 +114,17 @@ def load_model(
         model = build_model(config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     return model.to(device).eval()
+
+
+def _options(
+    kind: Format, local: Path, image_size: "ImageSize | None", assume: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What the readers of files take that do not say all of themselves. Raises UserError for `assume` with others."""
+    if kind == "timm" and local.is_file():
+        return {"image_size": image_size, "assume": from_dict(Assumptions, dict(assume or {}))}
+    if assume:
+        raise UserError(f"assume={dict(assume)} is for a bare .safetensors; {local} says this itself: leave it out.")
+    return {"image_size": image_size} if kind == "google" else {}
 
 
 def _with_options(path: Path | str, config: "ModelConfig", options: Mapping[str, Any]) -> "ModelConfig":
@@ -144,7 +162,7 @@ def load_checkpoint(
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
     `interpolation` and errors: see `load_model`.
     """
-    metadata = load_metadata(path)
+    metadata = load_metadata(path, image_size=None if dynamic_image_size else image_size)
     preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None and not dynamic_image_size else image_size
     model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
@@ -153,15 +171,18 @@ def load_checkpoint(
     return Checkpoint(model, _of_outputs(metadata, model), preprocessing)
 
 
-def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
+def load_metadata(
+    path: Path | str, *, image_size: "ImageSize | None" = None, assume: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.
 
     `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, rescaled to `image_size`; that of
-    Google's code for its files; the defaults of `Preprocessing` where there is none.
+    Google's code for its files; what the names of a bare file's tensors show (`assume` as in `load_model`); the
+    defaults of `Preprocessing` where there is none.
     """
     kind, local = find_checkpoint(path)
-    metadata = _function("metadata", kind)(local)
+    metadata = _function("metadata", kind)(local, **_options(kind, local, image_size, assume))
     preprocessing = Preprocessing.read(metadata, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
@@ -191,14 +212,15 @@ def convert(
     to: Format,
     image_size: "ImageSize | None" = None,
     interpolation: "Interpolation | None" = None,
+    assume: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads it back, and compares; `destination` is replaced after that.
 
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
-    README.md, the model card of the Hugging Face hub. `image_size` and `interpolation` are as in `load_model`. Returns
-    `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that the
-    format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
+    README.md, the model card of the Hugging Face hub. `image_size`, `interpolation` and `assume` are as in
+    `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a
+    model that the format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
     """
     from vitlab.weights.folder import check_replaceable
 
@@ -206,8 +228,8 @@ def convert(
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, MODULES))}.")
     destination = Path(destination)
     _check_destination(source, destination, to)
-    model = load_model(source, image_size=image_size, interpolation=interpolation)
-    metadata = _of_outputs(load_metadata(source, image_size=image_size), model)
+    model = load_model(source, image_size=image_size, interpolation=interpolation, assume=assume)
+    metadata = _of_outputs(load_metadata(source, image_size=image_size, assume=assume), model)
     if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
         metadata["source"] = str(source)  # else it is a copy of what is on a hub
     final = destination if to == "google" else destination.resolve()  # so that "." has a name

@@ -18,10 +18,17 @@ HUBS = ("hub:", "timm:")
 """What the name of a checkpoint on a hub begins with."""
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
-    "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
+    "a Google .npz, a folder of save_model, timm or Hugging Face, a .safetensors of a ViT, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
-DOWNLOADED = ("config.json", "preprocessor_config.json", "*.safetensors.index.json", "*.safetensors", "*.npz")
+DOWNLOADED = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "*.safetensors.index.json",
+    "*.safetensors",
+    "*.npz",
+)
 """All that is ever downloaded: no pickles, no code."""
 
 
@@ -73,6 +80,9 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
             f"again to finish it."
         )
     if "config.json" not in names:
+        bare = [folder / name for name in names if name.endswith(".safetensors")]
+        if len(bare) == 1:
+            return "timm", bare[0]
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
     try:
         keys = set(read_json(folder / "config.json"))

@@ -22,7 +22,7 @@ from vitlab.weights.layout import count_units, require_shape
 
 logger = logging.getLogger(__name__)
 
-IMAGES = "preprocessor_config.json"
+IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224},
@@ -85,7 +85,15 @@ def read_classes(settings: dict[str, Any]) -> list[str] | None:
 
 
 def read_images(folder: Path) -> dict[str, Any]:
-    """The settings in a folder; empty where there are none."""
+    """The settings in a folder; empty where there are none. A whole processor (transformers 5) has them beside those of
+    its tokenizer, and they count first, as for transformers."""
+    whole = read_settings(folder / PROCESSOR) if (folder / PROCESSOR).is_file() else {}
+    if "image_processor" in whole:
+        if not isinstance(whole["image_processor"], dict):
+            raise UserError(
+                f"{folder / PROCESSOR} says image_processor={whole['image_processor']!r}; it must be an object."
+            )
+        return whole["image_processor"]
     return read_settings(folder / IMAGES) if (folder / IMAGES).is_file() else {}
 
 
@@ -100,7 +108,7 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
     mean, std = read_normalization(images, kind)
     size, crop = images["size"], images.get("do_center_crop")
-    if name in ("Bit", "CLIP") and isinstance(size, int):
+    if isinstance(size, int) and not images.get("default_to_square", name not in ("Bit", "CLIP")):
         size = {"shortest_edge": size}
     shortest = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else None
     squashed = None if shortest else read_size({"size": size})
