@@ -219,8 +219,8 @@ def convert(
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
     README.md, the model card of the Hugging Face hub. `image_size`, `interpolation` and `assume` are as in
-    `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a
-    model that the format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
+    `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for
+    a model that the format cannot represent, and where a file would be destroyed; ParityError where outputs differ.
     """
     from vitlab.weights.folder import check_replaceable
 

@@ -90,7 +90,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 inside = [name for name in names if name.startswith(prefix + part)]
                 names, prefix = (inside, prefix + part) if inside else (names, prefix)
             if prefix.endswith("img/"):
-                others = sorted({name.removesuffix(".npy").removeprefix("params/").split("/")[0] for name in archive})
+                root = prefix.removesuffix("img/")
+                tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
+                others = sorted(tops - {"img"})
                 say(f"{path}: of big_vision's two towers that of images is read; left out: {first_ten(others)}.")
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except NPZ_ERRORS as error:

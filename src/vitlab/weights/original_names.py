@@ -152,12 +152,13 @@ def to_timm_names(
     stored = unwrapped if len(unwrapped) == len(tensors) else dict(tensors)
     naming, prefixes = _find_models(where, stored)
     prefix = _choose(where, prefixes, prefix)
-    inside = {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
-    outside = {name: tensor for name, tensor in stored.items() if not name.startswith(prefix)}
-    named = {_rename(name, naming): tensor for name, tensor in _join_chunks(inside).items()}
-    others = tuple(other for other in prefixes if other and other != prefix)
-    beside = {name: tensor for name, tensor in outside.items() if not name.startswith(others)}
-    outside = {name: outside[name] for name in outside.keys() - _take_head(named, beside)}
+    others = tuple(other for other in prefixes if len(other) > len(prefix))
+    own = [name for name in stored if name.startswith(prefix) and not name.startswith(others)]
+    inside = _join_chunks({name.removeprefix(prefix): stored[name] for name in own})
+    named = {_rename(name, naming): tensor for name, tensor in inside.items()}
+    outside = stored.keys() - {*own}
+    beside = {name: stored[name] for name in outside if not any(name.startswith(other) for other in prefixes if other)}
+    outside -= _take_head(named, beside)
     origin = _find_origin(naming, stored.keys(), named)
     dropped = [name for name in named if LEFT_OUT.match(name)]
     for name in dropped:
@@ -188,15 +189,15 @@ def _find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, lis
 
 def _choose(where: str, prefixes: list[str], given: str | None) -> str:
     if given is not None:
-        prefixes = [prefix for prefix in prefixes if given in (prefix, prefix.removesuffix("."))] or prefixes
-    elif len(prefixes) > 1:
-        prefixes = [prefix for prefix in prefixes if PREFERRED.search(prefix)] or prefixes
-    if len(prefixes) > 1 or (given is not None and given not in (prefixes[0], prefixes[0].removesuffix("."))):
+        chosen = [prefix for prefix in prefixes if prefix.removesuffix(".") == given.removesuffix(".")]
+    else:
+        chosen = prefixes if len(prefixes) == 1 else list(filter(PREFERRED.search, prefixes))
+    if len(chosen) != 1:
         raise UserError(
             f"{where} holds models whose names begin with {first_ten([repr(prefix) for prefix in prefixes])}; give one "
             f"of these, as `--assume.prefix` of convert, or assume={{'prefix': ...}}."
         )
-    return prefixes[0]
+    return chosen[0]
 
 
 def _rename(name: str, naming: Naming) -> str:
