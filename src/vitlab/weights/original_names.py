@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
+from vitlab.weights.layout import require_shape
 from vitlab.weights.timm_architectures import SUPPORTED
 from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
@@ -119,6 +120,13 @@ class Images(NamedTuple):
     interpolation: Any = "bilinear"
 
 
+ROTARY: dict[str, Any] = {
+    "use_rot_pos_emb": True,
+    "rope_type": "dinov3",
+    "rope_temperature": 100.0,
+    "rope_rotate_half": True,
+}
+"""timm's arguments for DINOv3's positions."""
 UNKNOWN_IMAGES = Images()
 IMAGENET_IMAGES = Images(IMAGENET, crop=0.875, interpolation="bicubic")
 OPENAI_IMAGES = Images(OPENAI, crop=1.0, interpolation="bicubic")
@@ -157,8 +165,9 @@ def to_timm_names(
     inside = _join_chunks({name.removeprefix(prefix): stored[name] for name in own})
     named = {_rename(name, naming): tensor for name, tensor in inside.items()}
     outside = stored.keys() - {*own}
+    width = None if naming.whose == "BiT" else require_shape(where, named, "patch_embed.proj.weight", 4)[0]
     beside = {name: stored[name] for name in outside if not any(name.startswith(other) for other in prefixes if other)}
-    outside -= _take_head(named, beside)
+    outside -= _take_head(named, beside, width)
     origin = _find_origin(naming, stored.keys(), named)
     dropped = [name for name in named if LEFT_OUT.match(name)]
     for name in dropped:
@@ -166,7 +175,7 @@ def to_timm_names(
     if naming is _CLIP:
         _complete_clip(where, named)
     if origin.whose == "DINOv3":
-        _complete_dinov3(named)
+        origin = replace(origin, args=ROTARY | _complete_dinov3(where, named, width))
     return named, replace(origin, prefix=prefix, left_out=(*sorted(outside), *(prefix + name for name in dropped)))
 
 
@@ -219,11 +228,10 @@ def _join_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {join(name): tensor for name, tensor in tensors.items()}
 
 
-def _take_head(named: dict[str, Tensor], beside: Mapping[str, Tensor]) -> set[str]:
-    """Where the model has no head, the one linear layer on its tokens becomes it; returns its names in `beside`."""
-    if "head.weight" in named or "patch_embed.proj.weight" not in named:  # a ResNet
+def _take_head(named: dict[str, Tensor], beside: Mapping[str, Tensor], width: int | None) -> set[str]:
+    """Where a ViT has no head, the one linear layer on its tokens becomes it; returns its names in `beside`."""
+    if "head.weight" in named:
         return set()
-    width = named["patch_embed.proj.weight"].shape[0]
     groups: dict[str, dict[str, Tensor]] = {}
     for source in (beside, named):
         for name, tensor in source.items():
@@ -239,7 +247,7 @@ def _take_head(named: dict[str, Tensor], beside: Mapping[str, Tensor]) -> set[st
     return {name for name in layers[0] if name in beside}
 
 
-def _is_linear(layer: Mapping[str, Tensor], width: int) -> bool:
+def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
     """Whether these are weight and bias, or only the weight, of one layer on `width` features."""
     leaves = sorted(name.rpartition(".")[2] for name in layer)
     rows = [tensor.shape[0] for tensor in layer.values() if tensor.ndim]
@@ -249,7 +257,7 @@ def _is_linear(layer: Mapping[str, Tensor], width: int) -> bool:
 
 
 def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Tensor]) -> Origin:
-    """What names show: `stored` are those of the whole file, without wrappers."""
+    """What names show; `stored` are those of the whole file, without wrappers."""
     if naming is _CLIP:
         # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
         args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
@@ -258,8 +266,7 @@ def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Te
         bilinear = IMAGENET_IMAGES._replace(interpolation="bilinear")
         return Origin(naming.whose, bilinear) if naming is _TORCHVISION else Origin(naming.whose)
     if "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored):
-        args = _rotary_args(named.get("rope_embed.periods"), named["patch_embed.proj.weight"].shape[0])
-        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), args, eps=1e-5)
+        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), eps=1e-5)
     if any(name.startswith("decoder_") for name in named):
         return Origin("MAE", IMAGENET_IMAGES)
     if "mask_token" in named:
@@ -274,25 +281,21 @@ def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Te
     return Origin("timm", IMAGENET_IMAGES if has_class and is_later else UNKNOWN_IMAGES)
 
 
-def _rotary_args(periods: Tensor | None, width: int) -> dict[str, Any]:
-    """timm's arguments for DINOv3, whose periods show the number of heads (Dh is four times theirs) and the base."""
-    args = {"use_rot_pos_emb": True, "rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
-    if periods is None or len(periods) < 2:
-        return args
-    args["num_heads"] = width // (4 * len(periods))
-    if not periods.is_meta:  # base^(i / n), in bfloat16
-        args["rope_temperature"] = float(f"{float(periods[-1]) ** (len(periods) / (len(periods) - 1)):.2g}")
-    return args
-
-
-def _complete_dinov3(named: dict[str, Tensor]) -> None:
-    """In place: the biases of keys, which a mask makes zero, become zero."""
-    named.pop("rope_embed.periods", None)
+def _complete_dinov3(where: str, named: dict[str, Tensor], width: int | None) -> dict[str, Any]:
+    """In place: the biases of keys, which a mask makes zero, become zero. Returns the number of heads, which the
+    periods show: Dh is four times theirs."""
     for name in [name for name in named if name.endswith(".attn.qkv.bias_mask")]:
         del named[name]
-    for name in [name for name in named if name.endswith(".attn.qkv.bias")]:
-        q, k, v = named[name].chunk(3)
+    for name in [name for name in named if name.endswith(".attn.qkv.bias") and named[name].ndim]:
+        q, k, v = (named[name][i * len(named[name]) // 3 : (i + 1) * len(named[name]) // 3] for i in range(3))
         named[name] = torch.cat([q, torch.zeros_like(k), v])
+    periods = named.pop("rope_embed.periods", None)
+    if periods is None or width is None or periods.ndim != 1 or not 4 * len(periods) <= width:
+        return {}
+    usual = ROTARY["rope_temperature"] ** (torch.arange(len(periods)) / len(periods))
+    if not periods.is_meta and not torch.allclose(periods.float(), usual, rtol=0.02):  # they are in bfloat16
+        raise UserError(f"{where}: its rotary periods are not those of DINOv3, of base 100, which alone are read.")
+    return {"num_heads": width // (4 * len(periods))}
 
 
 def _complete_clip(where: str, named: dict[str, Tensor]) -> None:
@@ -306,8 +309,8 @@ def _complete_clip(where: str, named: dict[str, Tensor]) -> None:
     named["cls_token"] = named["cls_token"].reshape(1, 1, -1)
     if "pos_embed" in named:
         named["pos_embed"] = named["pos_embed"][None]
-    if "head.weight" in named:
+    if "head.weight" in named and named["head.weight"].ndim == 2:
         named["head.weight"] = named["head.weight"].T
         named["head.bias"] = named["head.weight"].new_zeros(len(named["head.weight"]))
     if "norm_pre.weight" not in named:
-        named["patch_embed.proj.bias"] = torch.zeros_like(named["norm.bias"])
+        named["patch_embed.proj.bias"] = torch.zeros_like(named["norm.weight"])
