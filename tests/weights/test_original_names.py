@@ -315,6 +315,28 @@ def test_unknown_names_say_what_is_read(tmp_path: Path, names: list[str], guess:
         load_metadata(path)
 
 
+SHAPES = [
+    ("open_clip", "visual.proj", ()),
+    ("open_clip", "visual.class_embedding", ()),
+    ("open_clip", "visual.positional_embedding", ()),
+    ("open_clip", "visual.conv1.weight", (3,)),
+    ("DINOv3", "blocks.0.attn.qkv.bias", ()),
+    ("DINOv3", "blocks.1.attn.qkv.bias", (7,)),
+    ("DINOv3", "rope_embed.periods", ()),
+    ("DINOv3", "rope_embed.periods", (2,)),
+    ("DINOv3", "storage_tokens", (4,)),
+]
+
+
+@pytest.mark.parametrize(("case", "name", "shape"), SHAPES)
+def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path, case: str, name: str, shape: tuple[int, ...]) -> None:
+    architecture, args, convert, _, _ = ORIGINALS[case]
+    state = convert(create_timm(architecture, **args).state_dict())
+    path = save(state | {name: torch.full(shape, 5.0)}, tmp_path / "original.safetensors")
+    with pytest.raises(UserError):
+        load_model(path, assume=HEADS if name != "rope_embed.periods" or shape else {})
+
+
 def test_attention_pooling_of_open_clip_is_refused(tmp_path: Path) -> None:
     state = clip(create_timm("vit_base_patch16_clip_224", **SQUARE).state_dict())
     path = save(state | {"visual.attn_pool.query": torch.ones(2, 32)}, tmp_path / "coca.safetensors")
