@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peers import OBLONG, VIT_ARGS, check_equal, create_timm, images, noisy, normalized
+from peers import VIT_ARGS, check_normalized, create_timm, noisy
 from safetensors.torch import save_file
 from timm.models import eva, vision_transformer
 from torch import Tensor
@@ -16,9 +16,7 @@ from torchvision.models import VisionTransformer
 
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
-from vitlab.models.vit import Model
-from vitlab.weights import load_checkpoint, load_metadata, load_model, save_model
-from vitlab.weights.assumptions import say
+from vitlab.weights import load_metadata, load_model
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 
 State = dict[str, Tensor]
@@ -56,12 +54,6 @@ def behind(prefix: str, state: State) -> State:
 def save(state: State, path: Path) -> Path:
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in state.items()}, path)
     return path
-
-
-@torch.no_grad()
-def check(ours: Model, theirs: Any, mean_std: Any = IMAGENET) -> None:
-    inputs = images(ours.config.image_size)
-    check_equal(ours.double()(inputs.double()), theirs.double()(normalized(inputs, *mean_std).double()))
 
 
 # --- original names ----------------------------------------------------------------------------------------------
@@ -144,7 +136,7 @@ def test_original_names_are_read_as_by_timm(tmp_path: Path, case: str) -> None:
     assume = {} if case.startswith("DINOv3") else HEADS
     ours = load_model(path, assume=assume, image_size=args["img_size"])
     assert {key: getattr(ours.config, key) for key in expected} == expected
-    check(ours, theirs, mean_std)
+    check_normalized(ours, theirs, mean_std)
     prepared = load_metadata(path, image_size=args["img_size"], assume=assume)["preprocessing"]
     assert (prepared["mean"], prepared["std"]) == mean_std
     assert prepared["interpolation"] == "bicubic"
@@ -159,7 +151,7 @@ def test_torchvisions_names(tmp_path: Path, hidden: int | None, old: bool) -> No
     old_names = {r"\.mlp\.0\.": ".mlp.linear_1.", r"\.mlp\.3\.": ".mlp.linear_2."}
     path = save(rename(theirs.state_dict(), old_names if old else {}), tmp_path / "vit.safetensors")
     ours = load_model(path)
-    check(ours, theirs)
+    check_normalized(ours, theirs)
     assert ours.config.num_features == (hidden or 192)
 
 
@@ -174,7 +166,7 @@ def test_any_prefix_is_removed(tmp_path: Path, prefix: str, caplog: pytest.LogCa
     state = behind(prefix, rename(theirs.state_dict(), {r"^blocks\.1\.": "blocks.1._checkpoint_wrapped_module."}))
     path = save(state | {"queue.weight": torch.ones(3)} if "." in prefix[:-1] else state, tmp_path / "vit.safetensors")
     ours = load_model(path, assume=HEADS | {"mean": IMAGENET[0], "std": IMAGENET[1]})
-    check(ours, theirs)
+    check_normalized(ours, theirs)
     assert ("left out: queue (1)" in caplog.text) == ("." in prefix[:-1])
 
 
@@ -194,12 +186,12 @@ def test_one_of_two_models_is_read(tmp_path: Path, read: str, other: str, prefix
     path = save(behind(read, first.state_dict()) | behind(other, second.state_dict()), tmp_path / "two.safetensors")
     mean_std = IMAGENET if "teacher" in read else HALF
     if prefix is None:
-        check(load_model(path, assume=HEADS), first, mean_std)
+        check_normalized(load_model(path, assume=HEADS), first, mean_std)
         return
     with pytest.raises(UserError, match=r"names begin with '.*'.*--assume\.prefix"):
         load_model(path, assume=HEADS)
-    check(load_model(path, assume=HEADS | {"prefix": prefix}), first, mean_std)
-    check(load_model(path, assume=HEADS | {"prefix": other}), second, mean_std)
+    check_normalized(load_model(path, assume=HEADS | {"prefix": prefix}), first, mean_std)
+    check_normalized(load_model(path, assume=HEADS | {"prefix": other}), second, mean_std)
     with pytest.raises(UserError, match=r"names begin with"):
         load_model(path, assume=HEADS | {"prefix": "net_c"})
 
@@ -209,89 +201,21 @@ def test_a_linear_layer_beside_the_model_is_its_head(tmp_path: Path, head: str) 
     theirs = create_timm("vit_tiny_patch16_224", **SQUARE)
     state = behind("backbone.", theirs.state_dict())
     linear = {f"{head}{leaf}": state.pop(f"backbone.head.{leaf}") for leaf in ("weight", "bias")}
-    check(load_model(save(state | linear, tmp_path / "vit.safetensors"), assume=HEADS), theirs, HALF)
+    check_normalized(load_model(save(state | linear, tmp_path / "vit.safetensors"), assume=HEADS), theirs, HALF)
 
 
 def test_projection_heads_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     theirs = create_timm("vit_tiny_patch16_224", **{**SQUARE, "num_classes": 0})
     heads = {"head.0.weight": torch.ones(8, 32), "head.1.weight": torch.ones(8), "head.3.weight": torch.ones(6, 8)}
     path = save(theirs.state_dict() | heads, tmp_path / "moco.safetensors")
-    check(load_model(path, assume=HEADS), theirs)
+    check_normalized(load_model(path, assume=HEADS), theirs)
     assert "left out: head (3)" in caplog.text
-
-
-# --- what is assumed ---------------------------------------------------------------------------------------------
-
-
-def test_assumptions_are_named_once_and_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    args = {**SQUARE, "embed_dim": 192, "num_heads": 6, "act_layer": "quick_gelu"}
-    theirs = create_timm("vit_tiny_patch16_224", **args)
-    path = save(theirs.state_dict(), tmp_path / "vit.safetensors")
-    say.cache_clear()
-    assumed, _ = load_model(path), load_model(path)
-    (line,) = caplog.messages
-    for part in ("heads 3", "gelu erf", "layer_norm_eps 1e-06", "pool token", "24x24 (3x3 patches of 8)", "mean (0.5"):
-        assert part in line
-    assert all(
-        flag in line for flag in ("--assume.heads", ".gelu", ".layer-norm-eps", ".pool", ".mean", "--image-size")
-    )
-    with pytest.raises(AssertionError):
-        check(assumed, theirs)
-    right = {"heads": 6, "gelu": "quick", "mean": list(IMAGENET[0]), "std": list(IMAGENET[1])}
-    check(load_model(path, assume=right), theirs)
-    changed: Any = load_model(path, assume={"layer_norm_eps": 1e-3, "pool": "gap"}).config
-    assert (changed.layer_norm_eps, changed.pool, changed.registers) == (1e-3, "gap", 1)
-
-
-def test_assume_is_checked(tmp_path: Path, tiny: Callable[..., Model], unchecked: None) -> None:
-    path = save(create_timm("vit_tiny_patch16_224", **SQUARE).state_dict(), tmp_path / "vit.safetensors")
-    for assume, message in (({"head": 4}, "the nearest: heads"), ({"heads": 0}, "heads"), ({"gelu": "relu"}, "gelu")):
-        with pytest.raises(UserError, match=message):
-            load_model(path, assume=assume)
-    save_model(tiny(), tmp_path / "model")
-    with pytest.raises(UserError, match="is for a bare"):
-        load_model(tmp_path / "model", assume=HEADS)
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "mean_std"),
-    [
-        ("vit_small_patch16_224", {"num_classes": 0}, IMAGENET),  # DINO and others without labels
-        ("vit_tiny_patch16_224", {}, HALF),
-        ("deit_tiny_distilled_patch16_224", {}, IMAGENET),
-        ("deit3_small_patch16_224", {}, IMAGENET),
-        ("vit_base_patch16_clip_224", {}, OPENAI),
-        ("vit_base_patch16_siglip_224", {"num_classes": 0}, HALF),
-    ],
-)
-def test_normalization_follows_from_names(tmp_path: Path, name: str, args: dict[str, Any], mean_std: Any) -> None:
-    theirs = create_timm(name, **{**SQUARE, **args})
-    path = save(theirs.state_dict(), tmp_path / "vit.safetensors")
-    check(load_model(path, assume=HEADS), theirs, mean_std)
-    prepared = load_metadata(path, assume=HEADS)["preprocessing"]
-    assert (prepared["mean"], prepared["std"], prepared["image_size"]) == (*mean_std, 24)
-
-
-def test_image_size_is_that_of_the_position_table(tmp_path: Path) -> None:
-    args = {**OBLONG, "embed_dim": 192, "num_heads": 3, "img_size": (32, 72)}
-    theirs = create_timm("vit_tiny_patch16_224", **args)
-    path = save(theirs.state_dict(), tmp_path / "vit.safetensors")
-    ours = load_checkpoint(path, image_size=(32, 72)).model  # 4x9 patches
-    assert ours.config.image_size == (32, 72)
-    check(ours, theirs, HALF)
-    assert load_model(path).config.image_size == 48
-    assert load_model(path, image_size=96).config.image_size == 96
-    save(theirs.state_dict() | {"pos_embed": torch.zeros(1, 33, 192)}, path)
-    for size in (None, 48):
-        with pytest.raises(UserError, match=r"table has 33 rows.*give the size of its.*--image-size"):
-            load_model(path, image_size=size)
-    assert load_model(path, image_size=(32, 64)).config.image_size == (32, 64)
 
 
 def test_a_folder_with_a_bare_file(tmp_path: Path) -> None:
     theirs = create_timm("vit_tiny_patch16_224", **SQUARE)
     save(theirs.state_dict(), tmp_path / "vit.safetensors")
-    check(load_model(tmp_path, assume=HEADS), theirs, HALF)
+    check_normalized(load_model(tmp_path, assume=HEADS), theirs, HALF)
 
 
 # --- what is not read --------------------------------------------------------------------------------------------
