@@ -1,5 +1,6 @@
 """The commands that write what others read, as their users meet them."""
 
+import json
 import tarfile
 from pathlib import Path
 
@@ -51,3 +52,16 @@ def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytes
     assert code == 1
     assert "; 1 could not be read" in out
     assert "ant/000.jpg: not an image" in caplog.text
+
+
+def test_what_a_bare_file_does_not_say_is_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "convert", str(run), "as-timm", "--to", "timm")
+    Path("as-timm/model.safetensors").rename("bare.safetensors")
+    given = ("--assume.heads", "1", "--assume.gelu", "quick", "--assume.mean", "0.4", "0.4", "0.4")
+    answer(capsys, "convert", "bare.safetensors", "ours", "--to", "vitlab", *given)
+    settings = json.loads(Path("ours/config.json").read_text())
+    assert (settings["model"]["heads"], settings["model"]["gelu"]) == (1, "quick")
+    assert settings["extra"]["preprocessing"]["mean"] == [0.4] * 3
+    code, _, err = call(capsys, "convert", "ours", "again", "--to", "vitlab", *given)
+    assert code == 2
+    assert "is for a bare .safetensors" in err

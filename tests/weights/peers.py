@@ -22,6 +22,7 @@ from vitlab.models import ModelConfig, Rotary
 from vitlab.models.config import ImageSize
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
+from vitlab.weights.huggingface_layout import IMAGENET
 
 
 def loaded(config: ModelConfig, state: dict[str, Tensor]) -> Model:
@@ -48,6 +49,13 @@ def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
     assert mine.shape == other.shape, f"{mine.shape}, {other.shape}"
     error = (mine - other).abs().max() / other.square().mean().sqrt()
     assert error <= within, f"{error:.1e}"
+
+
+@torch.no_grad()
+def check_normalized(ours: Model, theirs: Any, mean_std: Any = IMAGENET) -> None:
+    """Equal outputs, in float64, where theirs takes images of this mean and deviation."""
+    inputs = images(ours.config.image_size)
+    check_equal(ours.double()(inputs.double()), theirs.double()(normalized(inputs, *mean_std).double()))
 
 
 # --- timm --------------------------------------------------------------------------------------------------------

@@ -171,8 +171,34 @@ def test_sizes_follow_from_a_square_of_patches(tmp_path: Path, tiny: Callable[..
     assert read_google(tmp_path / "vit.npz")[0].image_size == 24  # a grid of 3 x 3, 8 pixels apart
     for size in ((8, 20), (8, 16)):  # (k - 1)(k + 1) patches and a class token have k k rows
         write_spelled(tiny(image_size=size), tmp_path / "wide.npz", "stored")
-        with pytest.raises(ValueError, match="no square"):
+        with pytest.raises(ValueError, match=r"no square; give the size.*--image-size"):
             read_google(tmp_path / "wide.npz")
+        assert load_model(tmp_path / "wide.npz", image_size=size).config.image_size == size
+
+
+def test_a_position_table_is_of_the_given_size_where_it_fits(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    model = tiny(image_size=(4, 16))
+    write_spelled(model, tmp_path / "vit.npz", "stored")
+    loaded = load_model(tmp_path / "vit.npz", image_size=(4, 16))
+    assert loaded.config.image_size == (4, 16)
+    assert same(loaded.state_dict(), model)
+    assert load_model(tmp_path / "vit.npz").config.image_size == 8
+    assert load_model(tmp_path / "vit.npz", image_size=12).config.image_size == 12
+
+
+@pytest.mark.parametrize("prefix", ["params/img/", "img/"])
+def test_the_image_tower_of_big_visions_two(
+    tmp_path: Path, tiny: Callable[..., ViT], prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SigLIP and LiT: the text tower, temperature and bias are left out, and named."""
+    model, root = tiny(pool="map", num_classes=0), prefix.removesuffix("img/")
+    write_spelled(model, tmp_path / "image.npz", "big_vision", prefix)
+    other = {f"{root}txt/Embed_0/embedding": np.ones((3, 2)), f"{root}t": np.ones(1), f"{root}b": np.ones(1)}
+    write_arrays(tmp_path / "siglip.npz", arrays_of(tmp_path / "image.npz") | other)
+    images = torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "siglip.npz")(images), model(images))
+    assert "left out: b, t, txt" in caplog.text
 
 
 @torch.no_grad()

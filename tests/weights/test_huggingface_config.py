@@ -52,6 +52,26 @@ def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path,
     check_prepared(metadata_huggingface(tmp_path), inputs, expected, levels=2, off=1e-4)
 
 
+def test_a_whole_processor_of_transformers_5(tmp_path: Path, shared: Path) -> None:
+    """Its image processor is below `image_processor`, and counts before a preprocessor_config.json."""
+    write(tmp_path, "clip", {"size": 8, "crop_size": 8})
+    vocabulary = {name: i for i, name in enumerate(("<|startoftext|>", "<|endoftext|>", "a</w>"))}
+    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[])
+    settings: Any = {"size": {"shortest_edge": 250}, "crop_size": 200, "image_mean": [0.1] * 3, "image_std": [0.3] * 3}
+    processor: Any = transformers.CLIPImageProcessor(**settings)
+    transformers.CLIPProcessor(processor, tokenizer).save_pretrained(tmp_path)
+    inputs = photographs(shared)[:3]
+    pillow: Any = transformers.CLIPImageProcessorPil.from_pretrained(tmp_path)
+    expected = [torch.as_tensor(np.array(pillow(Image.fromarray(image)).pixel_values[0])) for image in inputs]
+    check_prepared(metadata_huggingface(tmp_path), inputs, expected)
+    whole = tmp_path / "processor_config.json"
+    whole.write_text(json.dumps({"image_processor": [1]}))
+    with pytest.raises(ValueError, match=r"processor_config\.json says image_processor=\[1\]"):
+        metadata_huggingface(tmp_path)
+    whole.write_text(json.dumps({"processor_class": "CLIPProcessor"}))  # of transformers 4, beside the other
+    assert metadata_huggingface(tmp_path)["preprocessing"]["image_size"] == 8
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "line"),
     [
@@ -59,6 +79,11 @@ def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path,
         ("deit", {"size": 256, "crop_size": 224}, "resize 256x256 (bicubic, antialias), center crop 224x224"),
         ("dinov2", {"size": 256}, "resize 256 (bicubic, antialias), center crop 224x224"),
         ("bit", {"crop_size": [160, 224], "size": 240}, "resize 240 (bicubic, antialias), center crop 160x224"),
+        (
+            "vit",
+            {"size": 256, "default_to_square": False, "do_center_crop": True, "crop_size": 224},
+            "resize 256 (bilinear, antialias), center crop 224x224",
+        ),
     ],
 )
 def test_older_and_shorter_settings(tmp_path: Path, kind: str, settings: dict[str, Any], line: str) -> None:

@@ -1,6 +1,6 @@
 """The commands that write other formats: shard, convert, export."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from vitlab.config.data import ReadConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
+from vitlab.weights.assumptions import Assumptions
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Convert:
     image_size: ImageSize | None = None
     """Side in pixels, or height and width; another size interpolates the position embeddings."""
     interpolation: PositionInterpolation = None
+    assume: Assumptions = field(default_factory=Assumptions)
     json: Json = False
 
     def run(self) -> int:
@@ -98,6 +100,7 @@ class Convert:
             pool=self.pool,
             key=self.key,
             log=print_note,
+            assume=self.assume.given(),
         )
         text = (
             f"{result['path']}: {result['parameters']:,} parameters in the format of {self.to}; read back, the logits "

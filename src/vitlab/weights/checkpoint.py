@@ -14,6 +14,8 @@ from typing import Any, Literal
 from vitlab.errors import RunError, UserError, first_ten
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
+from vitlab.settings import from_dict
+from vitlab.weights.assumptions import Assumptions
 from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
 from vitlab.weights.imagenet_classes import imagenet_names
 
@@ -61,6 +63,7 @@ def load_model(
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
     pool: Literal["token"] | None = None,
+    assume: Mapping[str, Any] | None = None,
     device: "torch.device | str" = "cpu",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
@@ -80,6 +83,10 @@ def load_model(
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass
       from the checkpoint's own position embeddings. A checkpoint that does so by itself has one size with `image_size`.
 
+    A bare .safetensors says less: what is assumed is logged, and changed by `assume`, the settings of `Assumptions` by
+    name (`{"heads": 6, "gelu": "quick"}`). There and in an .npz, `image_size` is also the size of the position table
+    where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
+
     Raises ValueError with what was given, what can be read, and what to do.
     """
     import torch
@@ -89,7 +96,7 @@ def load_model(
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
-    saved, state = _function("read", kind)(local)
+    saved, state = _function("read", kind)(local, **_options(kind, local, image_size, assume))
     config, state = adapt(
         saved,
         state,
@@ -132,6 +139,17 @@ def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str
     return state
 
 
+def _options(
+    kind: Format, local: Path, image_size: "ImageSize | None", assume: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What the readers of files take that do not say all of themselves. Raises UserError for `assume` with others."""
+    if kind == "timm" and local.is_file():
+        return {"image_size": image_size, "assume": from_dict(Assumptions, dict(assume or {}))}
+    if assume:
+        raise UserError(f"assume={dict(assume)} is for a bare .safetensors; {local} says this itself: leave it out.")
+    return {"image_size": image_size} if kind == "google" else {}
+
+
 def _with_options(path: Path | str, config: "ModelConfig", options: Mapping[str, Any]) -> "ModelConfig":
     """`config` with the options that are not None. Raises UserError for a ResNet, which has none of them."""
     changes = {name: value for name, value in options.items() if value is not None}
@@ -167,7 +185,7 @@ def load_checkpoint(
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
     `interpolation` and errors: see `load_model`.
     """
-    metadata = load_metadata(path)
+    metadata = load_metadata(path, image_size=None if dynamic_image_size else image_size)
     preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None and not dynamic_image_size else image_size
     model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
@@ -176,15 +194,18 @@ def load_checkpoint(
     return Checkpoint(model, _of_outputs(metadata, model), preprocessing)
 
 
-def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
+def load_metadata(
+    path: Path | str, *, image_size: "ImageSize | None" = None, assume: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.
 
     `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, rescaled to `image_size`; that of
-    Google's code for its files; the defaults of `Preprocessing` where there is none.
+    Google's code for its files; what the names of a bare file's tensors show (`assume` as in `load_model`); the
+    defaults of `Preprocessing` where there is none.
     """
     kind, local = find_checkpoint(path)
-    metadata = _function("metadata", kind)(local)
+    metadata = _function("metadata", kind)(local, **_options(kind, local, image_size, assume))
     preprocessing = Preprocessing.read(metadata, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
@@ -222,14 +243,15 @@ def convert(
     pre_logits: Literal["keep", "drop"] = "keep",
     pool: Literal["token"] | None = None,
     key: str | None = None,
+    assume: Mapping[str, Any] | None = None,
     log: Callable[[str], None] = logger.info,
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads it back, and compares; `destination` is replaced after that.
 
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
-    README.md, the model card of the Hugging Face hub. `image_size`, `interpolation` and `pool` are as in `load_model`;
-    `pre_logits="drop"` leaves out that layer, and the head that was trained on it.
+    README.md, the model card of the Hugging Face hub. `image_size`, `interpolation`, `pool` and `assume` are as in
+    `load_model`; `pre_logits="drop"` leaves out that layer, and the head that was trained on it.
 
     `source` may be a pickle (.pth, .pt, .bin, .ckpt), which nothing else opens: see `vitlab.weights.pickled`. `key`
     chooses the weights in it, and `log` receives what is in it.
@@ -254,12 +276,12 @@ def convert(
 
             unpickled = stack.enter_context(temporary_folder(final, Path(source).stat().st_size))
             opened = unpickle(Path(source), unpickled / "unpickled", key, log)
-        options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool}
+        options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool, "assume": assume}
         try:
             model = load_model(
                 opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options
             )
-            metadata = _of_outputs(load_metadata(opened, image_size=image_size), model)
+            metadata = _of_outputs(load_metadata(opened, image_size=image_size, assume=assume), model)
         except UserError as error:
             raise UserError(str(error).replace(str(opened), str(source))) from error
         if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):

@@ -22,10 +22,17 @@ PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".pth.tar", ".pt.t
 NOT_WEIGHTS = re.compile("optim|sched|scaler|rng_state|training_args")
 """In the names of the pickles that trainers write beside the weights."""
 READABLE = (
-    "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
+    "a Google .npz, a folder of save_model, timm or Hugging Face, a .safetensors of a ViT, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
-DOWNLOADED = ("config.json", "preprocessor_config.json", "*.safetensors.index.json", "*.safetensors", "*.npz")
+DOWNLOADED = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "*.safetensors.index.json",
+    "*.safetensors",
+    "*.npz",
+)
 """All that is ever downloaded: no pickles, no code."""
 
 
@@ -89,6 +96,9 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
             f"again to finish it."
         )
     if "config.json" not in names:
+        bare = [folder / name for name in names if name.endswith(".safetensors")]
+        if len(bare) == 1:
+            return "timm", bare[0]
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
     return format_of_config(folder / "config.json"), folder
 

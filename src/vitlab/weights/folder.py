@@ -20,6 +20,7 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 from vitlab.checksums import sha256
@@ -212,6 +213,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         check_regular(path)
         return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+
+
+def read_shapes(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file without their values, on the meta device."""
+    try:
+        check_regular(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
 

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, first_ten
 from vitlab.io import NPZ_ERRORS, reading_npz, write_arrays
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model
-from vitlab.preprocessing import Preprocessing
+from vitlab.preprocessing import Preprocessing, pair
+from vitlab.weights.assumptions import say
 from vitlab.weights.google_layout import (
     BIG_VISION_TABLE,
     BLOCK_PARTS,
@@ -29,8 +31,9 @@ from vitlab.weights.google_layout import (
 )
 from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
 
-PREFIXES = ("opt/target/", "params/")
-"""Possible prefixes of all names; where names have one, arrays without it are an optimizer state and ignored."""
+PREFIXES = ("opt/target/", "params/", "img/")
+"""Possible prefixes of all names; where names have one, arrays without it are an optimizer state or big_vision's other
+tower, and ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
 BFLOAT16 = np.dtype("V2")
 """How NumPy, which has no bfloat16, reads one."""
@@ -45,13 +48,14 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {"pool": ("token", "gap", "map"), "posit
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision, of a Google `.npz`.
 
     Reads every kind, spelling and prefix, and stacked blocks; ignores an optimizer state. Sizes follow from the arrays;
     the rest is as in Google's code: tanh GELU, its epsilons, no dropout, `pool='gap'` if the file has neither class
-    token nor attention pooling, and sin-cos positions for big_vision's files without a table. The image is square, of
-    224 pixels, or the whole patches in them, where no position table has its size.
+    token nor attention pooling, and sin-cos positions for big_vision's files without a table. The image is of
+    `image_size` where the position table has as many rows, else square; of 224 pixels, or the whole patches in them,
+    where there is no table.
 
     Raises ValueError for a corrupt file or another kind of model, naming every array that does not fit.
     """
@@ -59,7 +63,7 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     arrays = _normalize(read_npz(path))
     is_resnet = any(map(RESNET_ARRAY.match, arrays)) and not any(name.startswith("Transformer/") for name in arrays)
     try:
-        config, spelling = _infer_resnet(arrays) if is_resnet else _infer_vit(arrays)
+        config, spelling = _infer_resnet(arrays) if is_resnet else _infer_vit(arrays, image_size)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     layout = google_layout(config, spelling)
@@ -72,7 +76,7 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, read_state(layout, arrays, to_ours)
 
 
-def metadata_google(path: Path) -> dict[str, Any]:
+def metadata_google(path: Path, **_: Any) -> dict[str, Any]:
     """`preprocessing`: that of Google's code, for an .npz has no metadata."""
     return {"preprocessing": Preprocessing.google().to_metadata()}
 
@@ -85,6 +89,11 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             for part in PREFIXES:
                 inside = [name for name in names if name.startswith(prefix + part)]
                 names, prefix = (inside, prefix + part) if inside else (names, prefix)
+            if prefix.endswith("img/"):
+                root = prefix.removesuffix("img/")
+                tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
+                others = sorted(tops - {"img"})
+                say(f"{path}: of big_vision's two towers that of images is read; left out: {first_ten(others)}.")
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except NPZ_ERRORS as error:
         raise UserError(
@@ -127,7 +136,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[3:] if len(shape) == 4 and shape[:3] == (1, 1, 1) else shape
 
 
-def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
+def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ViTConfig, Spelling]:
     """Every size from the shapes, and the spelling; the position table becomes `TABLE` in `arrays`."""
     first = "Transformer/encoderblock_0"
     spelling: Spelling = "stored" if f"{first}/{BLOCK_PARTS['stored'][1]}/query/kernel" in arrays else "linen"
@@ -141,14 +150,15 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
     if table is not None:
         rows = require_shape("the file", arrays, table, 3)[1]
         arrays[TABLE] = arrays.pop(table)
-        side, class_rows = _infer_grid(rows, int(has_class), may_lack_class_row=table != TABLE)
+        given = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
+        grid, class_rows = _infer_grid(rows, int(has_class), table != TABLE, given)
     elif spelling == "stored" or width % 4 or width < 8:
         raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
     else:
-        side, class_rows = None, 0
+        grid, class_rows = (max(224 // stride, 1),) * 2, 0
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
-        image_size=(max(224 // stride, 1) if side is None else side) * stride,
+        image_size=grid[0] * stride if grid[0] == grid[1] else (grid[0] * stride, grid[1] * stride),
         in_chans=3 if stem else channels,
         patch_size=patch,
         width=width,
@@ -158,7 +168,7 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
         num_classes=_out_features(arrays, "head") or 0,
         pool="map" if has_map else "token" if has_class else "gap",
         representation_size=_out_features(arrays, "pre_logits"),
-        position="sincos2d" if side is None else "1d",
+        position="sincos2d" if table is None else "1d",
         stem=stem,
         class_position=class_rows == int(has_class),
     )
@@ -170,13 +180,22 @@ def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
     return kernel.shape[-1] if kernel is not None and kernel.ndim else None
 
 
-def _infer_grid(rows: int, class_rows: int, may_lack_class_row: bool) -> tuple[int, int]:
-    """Side of the square grid of a position table, and the number of rows of the class token."""
-    for before in (class_rows, 0) if may_lack_class_row else (class_rows,):
+def _infer_grid(
+    rows: int, class_rows: int, may_lack_class_row: bool, given: tuple[int, int] | None
+) -> tuple[tuple[int, int], int]:
+    """Grid of a position table, the `given` one where it fits and else a square, and the class token's rows."""
+    options = (class_rows, 0) if may_lack_class_row else (class_rows,)
+    for before in options:
+        if given is not None and math.prod(given) == rows - before:
+            return given, before
+    for before in options:
         side = math.isqrt(max(rows - before, 0))
         if side and side**2 == rows - before:
-            return side, before
-    raise UserError(f"the position table has {rows} rows, which form no square; only square images are supported.")
+            return (side, side), before
+    raise UserError(
+        f"the position table has {rows} rows, which form no square; give the size of its images, image_size=(height, "
+        f"width) (`--image-size` of convert)."
+    )
 
 
 def _infer_body(arrays: Mapping[str, Tensor], version: str, spelling: Spelling) -> ResNetBody:

@@ -3,6 +3,7 @@
     config.json                the kind of model, `model_type`, and its settings
     model.safetensors          the parameters; for several files, `model.safetensors.index.json` lists them
     preprocessor_config.json   how images are prepared: see `vitlab.weights.huggingface_config`
+    processor_config.json      the same, below `image_processor`, where transformers 5 has saved a whole processor
 
 | `model_type` | becomes |
 |---|---|

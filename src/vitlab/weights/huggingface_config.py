@@ -24,7 +24,7 @@ from vitlab.weights.layout import count_units, require_shape
 
 logger = logging.getLogger(__name__)
 
-IMAGES = "preprocessor_config.json"
+IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224},
@@ -89,14 +89,18 @@ def read_classes(settings: dict[str, Any]) -> list[str] | None:
 
 
 def read_images(folder: Path) -> dict[str, Any]:
-    """The settings in a folder; empty where there are none."""
-    if not (folder / IMAGES).is_file():
-        return {}
-    images = read_settings(folder / IMAGES, HUGGINGFACE_IMAGES)
+    """The settings in a folder; empty where there are none. A whole processor (transformers 5) has them beside those of
+    its tokenizer, and they count first, as for transformers."""
+    file = folder / PROCESSOR
+    images = read_settings(file, {"image_processor": dict}).get("image_processor") if file.is_file() else None
+    if images is not None:
+        images = read_fields(images, HUGGINGFACE_IMAGES, f"{file}: image_processor")
+    elif (file := folder / IMAGES).is_file():
+        images = read_settings(file, HUGGINGFACE_IMAGES)
     for name in ("size", "crop_size"):
-        if isinstance(images.get(name), dict):
-            images[name] = read_fields(images[name], HUGGINGFACE_SIZE, f"{folder / IMAGES}: {name}")
-    return images
+        if images is not None and isinstance(images.get(name), dict):
+            images[name] = read_fields(images[name], HUGGINGFACE_SIZE, f"{file}: {name}")
+    return images or {}
 
 
 def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Preprocessing:
@@ -110,7 +114,7 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
     mean, std = read_normalization(images, kind)
     size, crop = images["size"], images.get("do_center_crop")
-    if name in ("Bit", "CLIP") and isinstance(size, int):
+    if isinstance(size, int) and not images.get("default_to_square", name not in ("Bit", "CLIP")):
         size = {"shortest_edge": size}
     shortest = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else None
     squashed = None if shortest else read_size({"size": size})

@@ -13,21 +13,36 @@ With average pooling, a class token that the head does not read is loaded as a r
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, write_files
+from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, say_assumptions, say_left_out
+from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
 from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
 from vitlab.weights.model_card import model_card
-from vitlab.weights.timm_architectures import check_bare, eva_names, rename_eva, reorder_pairs, rotary_of
+from vitlab.weights.original_names import Origin, to_timm_names
+from vitlab.weights.timm_architectures import (
+    ACTIVATIONS,
+    SUPPORTED,
+    check_architecture,
+    check_bare,
+    eva_names,
+    rename_eva,
+    reorder_pairs,
+    rotary_of,
+)
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
-from vitlab.weights.timm_config import BACKBONE, IMAGENET, WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
 
 NAME_MAP = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -52,13 +67,6 @@ NAME_MAP = (
     (r"^head_distilled\.", "head_dist."),
 )
 """Our names -> timm's; all others are the same."""
-OLD_NAMES = {
-    "register_tokens": "reg_token",  # the original DINOv2
-    "pre_logits.fc.weight": "pre_logits.weight",  # timm before 0.6
-    "pre_logits.fc.bias": "pre_logits.bias",
-}
-WRAPPER = "timm_model."
-"""In front of the names in transformers' `TimmWrapper` folders."""
 
 
 def timm_layout(config: ModelConfig) -> Layout:
@@ -95,31 +103,30 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the parameters, by our names, of a checkpoint of timm's, DINO's or DINOv2's.
+def read_timm(
+    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The configuration and the parameters, by our names, of a checkpoint with timm's names or those of other code.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
-    .safetensors file. Sizes follow from the tensors; the number of heads from `model_args`, the architecture or the
-    width. Mean and std of config.json are folded into the patch embedding; for a bare file they are 0.5 (images in
-    [-1, 1]), or ImageNet's for the original DINOv2, which has a mask token. Parameters without a counterpart are
+    .safetensors file by any names of `vitlab.weights.original_names`. Sizes follow from the tensors; the number of
+    heads from `model_args`, the architecture or the width. Mean and std of config.json are folded into the patch
+    embedding. What a bare file does not say is assumed, by its names, unless in `assume`, and logged; `image_size` is
+    used where the position table fits it, and else the square that it fits. Parameters without a counterpart are
     converted exactly: position embeddings of registers are added to the register tokens; missing q, k, v biases become
     zeros.
 
     Raises ValueError for a corrupt file, for a model that computes something else, naming the cause, and for every
     tensor that does not fit.
     """
-    path = Path(path)
-    settings = TimmConfig.read(path / CONFIG) if path.is_dir() else TimmConfig()
-    tensors = read_safetensors(path / WEIGHTS if path.is_dir() else path)
-    where = f"{path} ({settings.architecture})" if settings.architecture else str(path)
-    if tensors.pop("mask_token", None) is not None and not path.is_dir():
-        settings = TimmConfig(mean=IMAGENET[0], std=IMAGENET[1], original=True)
-    names = {name: name.removeprefix(WRAPPER) for name in tensors}
-    tensors = {OLD_NAMES.get(names[name], names[name]): tensor for name, tensor in tensors.items()}
-    if not settings.architecture:
-        check_bare(where, tensors)
-    tensors = rename_eva(tensors)
+    path, assume = Path(path), assume or Assumptions()
+    where, settings, tensors, origin = _open(path, read_safetensors, image_size, assume)
     config = infer_config(where, tensors, settings)
+    if path.is_dir():
+        say_left_out(path, origin)
+    else:
+        prepared = assumed_preprocessing(origin, config, settings.mean, settings.std)
+        say_assumptions(path, origin, config, prepared, assume)
     if isinstance(config, ViTConfig):
         _convert_registers_and_biases(tensors, config)
         reorder_pairs(tensors, config, rotary_of(settings.architecture, settings.args)[1])
@@ -133,14 +140,55 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, fold_normalization(state, settings.mean, settings.std)
 
 
-def metadata_timm(path: Path | str) -> dict[str, Any]:
-    """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; empty for a bare file."""
-    if not Path(path).is_dir():
-        return {}
-    settings = TimmConfig.read(Path(path) / CONFIG)
+def metadata_timm(
+    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
+) -> dict[str, Any]:
+    """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; of a bare file the
+    `preprocessing` that is assumed."""
+    path = Path(path)
+    if not path.is_dir():
+        where, settings, tensors, origin = _open(path, read_shapes, image_size, assume or Assumptions())
+        config = infer_config(where, tensors, settings)
+        return {
+            "preprocessing": assumed_preprocessing(origin, config, settings.mean, settings.std).to_metadata(),
+        }
+    settings = TimmConfig.read(path / CONFIG)
     metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
     metadata |= {"classes": list(settings.classes)} if settings.classes else {}
     return metadata | ({"multi_label": True} if settings.multi_label else {})
+
+
+def _open(
+    path: Path, read: Callable[[Path], dict[str, Tensor]], image_size: ImageSize | None, assume: Assumptions
+) -> tuple[str, TimmConfig, dict[str, Tensor], Origin]:
+    """What to call the checkpoint, its settings, its tensors by timm's names, and where they come from."""
+    is_folder = path.is_dir()
+    settings = TimmConfig.read(path / CONFIG) if is_folder else TimmConfig()
+    where = f"{path} ({settings.architecture})" if settings.architecture else str(path)
+    try:
+        check_architecture(settings.architecture)
+    except UserError as error:
+        raise UserError(f"{where}: {error} {SUPPORTED}") from error
+    tensors, origin = to_timm_names(where, read(path / WEIGHTS if is_folder else path), assume.prefix)
+    if not is_folder:
+        mean, std = origin.images.mean_std
+        size = image_size or (None if "pos_embed" in tensors else origin.images.size)
+        args = {
+            "num_heads": assume.heads,
+            "act_layer": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == assume.gelu), None),
+        }
+        settings = TimmConfig(
+            args={**origin.args} | {name: value for name, value in args.items() if value is not None},
+            pool="avg" if assume.pool == "gap" else assume.pool,
+            image_hw=None if size is None else pair(size),
+            mean=tuple(assume.mean or mean),
+            std=tuple(assume.std or std),
+            eps=assume.layer_norm_eps or origin.eps,
+            antialias=origin.antialias,
+        )
+    if not settings.architecture:
+        check_bare(where, tensors)
+    return where, settings, rename_eva(tensors), origin
 
 
 def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:

@@ -28,7 +28,6 @@ from vitlab.weights.timm_architectures import (
     SUPPORTED,
     TANH,
     TANH_SHAPES,
-    check_architecture,
     rotary_of,
 )
 
@@ -73,8 +72,10 @@ class TimmConfig:
     classes: tuple[str, ...] = ()
     multi_label: bool = False
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
-    original: bool = False
-    """A bare file of DINOv2's authors."""
+    eps: float | None = None
+    """LayerNorm's; None is the architecture's."""
+    antialias: bool = True
+    """Whether positions are resampled with antialiasing."""
 
     @classmethod
     def read(cls, path: Path) -> "TimmConfig":
@@ -150,7 +151,6 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig
         if value is not None and (value not in allowed[name] if name in allowed else name not in known)
     ]
     try:
-        check_architecture(settings.architecture)
         if unsupported:
             raise UserError(f"unsupported model_args: {first_ten(unsupported)}. Supported: {', '.join(sorted(known))}.")
         return infer(tensors, settings)
@@ -179,8 +179,9 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
     heads = settings.args.get("num_heads") or named or HEADS.get(width)
     if heads is None:
         raise UserError(
-            f"the tokens have width {width}, and no tensor gives the number of attention heads. Give a folder with "
-            f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
+            f"the tokens have width {width}, and no tensor gives the number of attention heads. Give it as "
+            f"`--assume.heads` of convert or assume={{'heads': ...}} of load_model, or as num_heads in the model_args "
+            f"of a config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
     pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
     eva_norms = [settings.args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")]
@@ -202,14 +203,12 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         pre_norm=pre_norm,
         attention_norm="blocks.0.attn.norm.weight" in tensors,
         mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-        layer_norm_eps=1e-5
-        if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture)
-        else 1e-6,
+        layer_norm_eps=settings.eps
+        or (1e-5 if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture) else 1e-6),
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
         position="1d" if "pos_embed" in tensors else "none",
         rotary=rotary,
-        # The original DINOv2 resamples without antialiasing, but with it where it has registers.
-        position_interpolation="bicubic" if settings.original and not registers else "bicubic_antialias",
+        position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
         swiglu=swiglu,
         gelu=_infer_gelu(tensors, settings, width, patch),
         stem=stem,
@@ -268,17 +267,21 @@ def _infer_size(
     if len(squares) != 1:
         raise UserError(
             f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
-            f"tokens); give a folder with img_size in the model_args of its config.json."
+            f"tokens){'' if image_hw is None else f', and not that of {image_hw} pixels'}; give the size of its "
+            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
+            f"config.json."
         )
     side = math.isqrt(rows - squares[0]) * stride
-    if image_hw is not None:
+    if image_hw is not None and settings.architecture:
         logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
     return (side, side), squares[0] > 0 or not before
 
 
 def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal["token", "gap", "map"]:
     has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
-    pool = settings.pool if settings.pool is not None else "map" if has_map else "token" if has_class else "avg"
+    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have that of the mean
+    inferred = "map" if has_map else "token" if has_class_norm else "avg"
+    pool = inferred if settings.pool is None else settings.pool
     over_all = bool(settings.args.get("pool_include_prefix"))
     # timm's mean and attention may include the tokens in front; here only the attention does.
     if pool == "token" and has_class:
