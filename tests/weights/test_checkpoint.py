@@ -205,7 +205,7 @@ def test_weights_that_are_not_finite(value: float, tmp_path: Path, tiny: Callabl
     name = next(name for name in model.state_dict() if name.startswith("blocks.1.") and name.endswith("qkv.bias"))
     with torch.no_grad():
         model.double().get_parameter(name)[3] = value
-    save_model(model, tmp_path / "saved")
+    write_google(model, tmp_path / "saved")
     with pytest.raises(UserError, match=r"saved holds weights that are NaN .* in 1 of .*: blocks\.1\.\S*qkv\.bias"):
         load_model(tmp_path / "saved")
     load_model(tmp_path / "large", num_classes=0)
