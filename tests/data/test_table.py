@@ -26,7 +26,8 @@ from vitlab.evaluation.predict import predict
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.inspect import report
-from vitlab.pipelines.pretrain import PREDICTIONS, Splits, drop_unreadable, pretrain
+from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
+from vitlab.pipelines.splits import Splits, drop_unreadable
 
 
 def table(folder: Path, text: str, *, name: str = "labels.csv", images: bool = True) -> str:

@@ -20,7 +20,8 @@ from vitlab.pipelines import finetune, pretrain, sweep
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.init_from_checkpoint import adapt_config
 from vitlab.pipelines.linear_stage import hold_out
-from vitlab.pipelines.pretrain import Execution, Outcome, load_splits
+from vitlab.pipelines.pretrain import Execution, Outcome
+from vitlab.pipelines.splits import load_splits
 from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.workdir import Workdir

@@ -314,7 +314,8 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
 
 def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> FinetuneJob:
     from vitlab.pipelines.init_from_checkpoint import adapt_config
-    from vitlab.pipelines.pretrain import Execution, Splits
+    from vitlab.pipelines.pretrain import Execution
+    from vitlab.pipelines.splits import Splits
 
     train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
     data = dataclasses.replace(config.data, name="digits")

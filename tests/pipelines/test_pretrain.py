@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +14,19 @@ import numpy as np
 import pytest
 import torch
 from image_files import put
-from PIL import Image
 from torch import nn
 
 from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.models import get_config
 from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.pretrain import Outcome, Splits, drop_unreadable, load_splits, pretrain
+from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.pipelines.splits import load_splits
 from vitlab.settings import to_dict
-from vitlab.train.distributed import World, init_distributed
+from vitlab.train.distributed import World
 from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION
 from vitlab.train.workdir import Workdir
@@ -172,73 +170,6 @@ def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome
     expected = dataclasses.replace(every, model=dataclasses.replace(config.model, num_classes=10))
     assert outcome.config == expected
     assert load_model(tmp_path).config == expected.model
-
-
-def folder_splits(folder: Path, size: int) -> Splits:
-    """A folder's splits of two classes; in each, one image of ten is corrupt."""
-    for split in ("train", "val", "test"):
-        for name in ("ants", "bees"):
-            (folder / split / name).mkdir(parents=True)
-            for number in range(5):
-                Image.new("RGB", (size, size), (40 * number,) * 3).save(folder / split / name / f"{number}.png")
-        (folder / split / "bees" / "2.png").write_bytes(b"")
-    train, val, test = (load_dataset(f"folder:{folder}", split, on_error="skip") for split in ("train", "val", "test"))
-    return Splits(train, val, test)
-
-
-@pytest.mark.parametrize("size", [8, 100])
-def test_drop_unreadable(size: int, tmp_path: Path) -> None:
-    """Also of images so small that they were decoded into memory before."""
-    splits = folder_splits(tmp_path, size)
-    assert (splits.train.pixels is None) == (size == 100)
-    readable = drop_unreadable(splits)
-    for before, after in ((splits.train, readable.train), (splits.val, readable.val), (splits.test, readable.test)):
-        assert after.labels.tolist() == [0] * 5 + [1] * 4
-        assert all(np.array_equal(after.image(i), before.image(i + (i > 6))) for i in range(9))
-    assert splits.record == {}
-    paths = [str(tmp_path / split / "bees" / "2.png") for split in ("test", "train", "val")]
-    reason = "the file is empty (zero bytes)"
-    assert readable.record == {"unreadable": [{"path": path, "reason": reason} for path in paths]}
-
-
-def test_a_class_without_a_readable_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It would be trained as a class that no image shows; in the test it is only not measured."""
-    splits = folder_splits(tmp_path, 100)
-    for image in (tmp_path / "test" / "bees").iterdir():
-        image.write_bytes(b"")
-    assert drop_unreadable(splits).test.labels.tolist() == [0] * 5
-    assert "no image of bees in" in caplog.text
-    for image in (tmp_path / "train" / "bees").iterdir():
-        image.write_bytes(b"")
-    with pytest.raises(UserError, match=r"no image of bees in .*\(train\) can be read; .*zero bytes"):
-        drop_unreadable(splits)
-
-
-def test_rank_0_decodes_for_all(
-    tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An image may fail in one process alone: all have the same images."""
-    splits = folder_splits(tmp_path, 100)
-    image = type(splits.test).image
-
-    def failing(self: Any, index: int) -> Any:
-        assert os.environ["RANK"] == "0"
-        if index == 3:
-            raise ImageError("3.png", "the server is gone for a moment")
-        return image(self, index)
-
-    monkeypatch.setattr(type(splits.test), "image", failing)
-
-    def job() -> tuple[list[int], list[str]]:
-        with init_distributed() as world:
-            readable = drop_unreadable(splits, world)
-            sizes = [len(dataset) for dataset in (readable.train, readable.val, readable.test)]
-            return sizes, [file["reason"] for file in readable.unreadable or ()]
-
-    first, second = in_ranks(2, job)
-    assert first == second
-    assert first[0] == [8, 8, 8]
-    assert "the server is gone for a moment" in first[1]
 
 
 def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:

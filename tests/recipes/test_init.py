@@ -11,7 +11,8 @@ from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines import pretrain as pretrain_module
 from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import load_splits, pretrain
+from vitlab.pipelines.pretrain import pretrain
+from vitlab.pipelines.splits import load_splits
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.weights import load_model, save_model
 

@@ -1,5 +1,6 @@
 """Black and white of images of more than 8 bits: which values a data set uses, and a warning where these are few."""
 
+import dataclasses
 import io
 import logging
 import math
@@ -20,6 +21,13 @@ TAIL = 0.1
 """Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
 NARROW = 1 / 4
 """Of the 16-bit range: 64 of the 256 values that a model sees."""
+
+
+def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
+    """The data set with black and white at `levels`. Raises UserError where the images are not in files."""
+    if levels is not None and dataset.pixels is not None:
+        raise UserError(f"data.range {levels[0]} {levels[1]} is for files, and {quoted(dataset.name)} has none.")
+    return dataclasses.replace(dataset, levels=levels)
 
 
 def measure_range(dataset: Dataset) -> Levels:

@@ -19,6 +19,7 @@ from vitlab.data.classes import keep_classes
 from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
+from vitlab.data.levels import with_levels
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
@@ -147,14 +148,7 @@ def load_dataset(
         )
     if custom:
         _warn_of_small_classes(dataset)
-    return _with_levels(dataset, levels).in_memory(on_error)
-
-
-def _with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
-    """Raises UserError where the images are not in files."""
-    if levels is not None and dataset.pixels is not None:
-        raise UserError(f"data.range {levels[0]} {levels[1]} is for files, and {quoted(dataset.name)} has none.")
-    return dataclasses.replace(dataset, levels=levels)
+    return with_levels(dataset, levels).in_memory(on_error)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:

@@ -32,7 +32,8 @@ from vitlab.pipelines.budget import best_size, fit_budget, needed_budget
 from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 from vitlab.pipelines.linear_stage import check_head, hold_out, hold_out_indices
-from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits, with_measured_range
+from vitlab.pipelines.pretrain import Execution
+from vitlab.pipelines.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World

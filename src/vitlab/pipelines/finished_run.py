@@ -30,7 +30,8 @@ from vitlab.inspection.report import DataSection, RunSection
 from vitlab.models.vit import ViT
 from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
 from vitlab.pipelines.estimate import MAX_COMPARED
-from vitlab.pipelines.pretrain import PREDICTIONS, load_splits
+from vitlab.pipelines.pretrain import PREDICTIONS
+from vitlab.pipelines.splits import load_splits
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.train.workdir import read_log

@@ -26,14 +26,8 @@ from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
-from vitlab.pipelines.pretrain import (
-    Execution,
-    Splits,
-    evaluate_split,
-    evaluation_options,
-    run_settings,
-    write_run,
-)
+from vitlab.pipelines.pretrain import Execution, evaluate_split, evaluation_options, run_settings, write_run
+from vitlab.pipelines.splits import Splits
 from vitlab.rng import Stream
 from vitlab.train.loop import train_transform
 from vitlab.train.objectives import classification_loss

@@ -4,26 +4,19 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
-from vitlab.data.classes import require_classes_left, require_two_classes, warn_of_contradictions
+from vitlab.data.classes import require_two_classes
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError
 from vitlab.data.exclude import identity
 from vitlab.data.identity import identify, names_and_labels
-from vitlab.data.levels import measure_range, warn_of_narrow_range
-from vitlab.data.registry import check_source, load_dataset, require_disjoint
-from vitlab.data.splits import warn_of_shared_groups
-from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError, quoted
+from vitlab.data.registry import check_source
 from vitlab.evaluation.accuracy import evaluate, format_evaluation
 from vitlab.evaluation.fewshot import create_fewshot_evaluator
 from vitlab.evaluation.load import device_of
@@ -35,6 +28,7 @@ from vitlab.evaluation.masked import (
 )
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
+from vitlab.pipelines.splits import Splits, load_splits, with_measured_range
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
@@ -47,22 +41,6 @@ from vitlab.weights import save_model
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The data sets of a run, each loaded once."""
-
-    train: Dataset
-    val: Dataset
-    test: Dataset
-    unreadable: list[dict[str, str]] | None = None
-    """Path and reason of each image that `drop_unreadable` dropped; None where it was not called."""
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The dropped images for `result.json`."""
-        return {} if self.unreadable is None else {"unreadable": self.unreadable}
 
 
 Report = Literal["whole", "short", "none"]
@@ -97,93 +75,6 @@ class Outcome:
         test = format_masked(self.result["test"]) if masked else format_evaluation(self.result["test"])
         images = f" · images: {workdir / 'reconstructions.png'}" if masked else ""
         return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
-
-
-def with_measured_range(data: DataConfig, world: World = SINGLE) -> DataConfig:
-    """`data` with numbers for `range="auto"`: measured in the training split, without `part`, which may change."""
-    if data.range != "auto":
-        return data
-    options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "exclude", "partial")}
-
-    def measure() -> tuple[int, int]:
-        return measure_range(load_dataset(data.name, data.train_split, on_error="skip", read=data, **options))
-
-    with world.rank_0_first():
-        data = dataclasses.replace(data, range=measure())
-    return data
-
-
-def load_splits(data: DataConfig, world: World = SINGLE, multi_label: bool = False) -> Splits:
-    """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only.
-
-    multi_label: as in `load_dataset`. Groups of images in training and test are logged.
-    """
-    options: dict[str, Any] = {
-        name: getattr(data, name) for name in ("root", "classes", "on_error", "partial", "levels")
-    }
-    options |= {"read": data, "multi_label": multi_label}
-    with world.rank_0_first():
-        names = dict.fromkeys((data.eval_split, "test"))
-        splits = {split: load_dataset(data.name, split, **options) for split in names}
-        train_set = splits.get(data.train_split) if data.exclude is None and data.part is None else None
-        if train_set is None:
-            options |= {"exclude": data.exclude, "part": data.part, "part_seed": data.part_seed or 0}
-            train_set = load_dataset(data.name, data.train_split, **options)
-        if data.range is None and ":" in data.name and world.is_rank_0:
-            warn_of_narrow_range(train_set)
-    if data.train_split == "val":  # your own images without a test split: test is an alias of val
-        require_disjoint(train_set, splits["test"])
-    warn_of_shared_groups(train_set, splits["test"])
-    return Splits(train_set, splits[data.eval_split], splits["test"])
-
-
-def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
-    """The splits without unreadable images, which are listed; every image is decoded once.
-
-    Rank 0 decodes for all, so that all processes have the same images.
-    """
-    reasons: dict[str, str] = {}
-
-    def readable(dataset: Dataset) -> Dataset:
-        failures = world.broadcast_object(lambda: _find_unreadable(dataset))
-        reasons.update({path: reason for _, path, reason in failures})
-        if len(failures) == len(dataset):
-            _, path, reason = failures[0]
-            raise UserError(
-                f"none of the {len(dataset):,} images of {dataset.name} ({dataset.split}) can be read; the first, "
-                f"{quoted(path)}: {reason}."
-            )
-        rest = dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
-        require_classes_left(dataset, rest, failures, train=dataset is splits.train)
-        return rest
-
-    train_set, test = readable(splits.train), readable(splits.test)
-    val = test if splits.val is splits.test else readable(splits.val)
-    if world.is_rank_0:
-        warn_of_contradictions(train_set, val, test)
-    return Splits(train_set, val, test, [{"path": path, "reason": reasons[path]} for path in sorted(reasons)])
-
-
-def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
-    """Index, path and reason of every image that cannot be decoded."""
-
-    def error_of(index: int) -> ImageError | None:
-        try:
-            dataset.image(index)
-        except ImageError as error:
-            return error
-        return None
-
-    errors = dict(dataset.failures)
-    if dataset.pixels is None:
-        display = ProgressDisplay(f"checking that the images of {dataset.split} can be read", len(dataset))
-        with display, ThreadPoolExecutor() as pool:  # decoding releases the GIL
-            for start in range(0, len(dataset), 512):  # millions of tasks at once would fill the memory
-                block = range(start, min(start + 512, len(dataset)))
-                results = zip(block, pool.map(error_of, block), strict=True)
-                errors |= {index: error for index, error in results if error is not None}
-                display.update(block.stop)
-    return [(index, error.path, error.reason) for index, error in errors.items()]
 
 
 def pretrain(

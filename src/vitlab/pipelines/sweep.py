@@ -23,14 +23,8 @@ from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.linear_stage import JobInputs, LinearStage, hold_out, hold_out_indices
-from vitlab.pipelines.pretrain import (
-    Splits,
-    evaluate_split,
-    run,
-    run_settings,
-    train_and_evaluate,
-    write_run,
-)
+from vitlab.pipelines.pretrain import evaluate_split, run, run_settings, train_and_evaluate, write_run
+from vitlab.pipelines.splits import Splits
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype

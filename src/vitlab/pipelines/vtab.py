@@ -23,7 +23,8 @@ from vitlab.inspection import figures, plots
 from vitlab.io import write_bytes
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
-from vitlab.pipelines.pretrain import Execution, Splits, run
+from vitlab.pipelines.pretrain import Execution, run
+from vitlab.pipelines.splits import Splits
 from vitlab.pipelines.vtab_table import figure2, summary
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World

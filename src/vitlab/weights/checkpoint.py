@@ -6,18 +6,19 @@ import importlib
 import logging
 import shutil
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.errors import RunError, UserError, first_ten
+from vitlab.errors import UserError, first_ten
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.weights.assumptions import Assumptions
 from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
 from vitlab.weights.imagenet_classes import imagenet_names
+from vitlab.weights.parity import check_parity
 
 if typing.TYPE_CHECKING:
     import torch
@@ -31,12 +32,6 @@ logger = logging.getLogger(__name__)
 
 MODULES: dict[Format, str] = {"vitlab": "folder", "google": "google", "timm": "timm", "huggingface": "huggingface"}
 """Format -> the module with its `read_FORMAT`, `metadata_FORMAT` and `write_FORMAT`."""
-PARITY_BATCHES = (1, 3)
-"""Sizes of the batches of random images on which a written model is compared."""
-
-
-class ParityError(RunError):
-    """A written file does not compute what its model computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,47 +298,6 @@ def convert(
                 file.replace(folder / file.name)
             shutil.rmtree(folder / "new")
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
-
-
-def check_parity(
-    model: Any,
-    other: "Callable[[Tensor], Any]",
-    what: str,
-    tolerance: float = 1e-4,
-    *,
-    batches: "Iterable[Tensor] | None" = None,
-    prepare: "Callable[[Tensor], Tensor]" = lambda images: images,
-) -> float:
-    """The largest difference of `other`'s float32 outputs from the model's, over the root mean square of the model's.
-
-    Outputs are a tensor, or tensors by name, each compared for itself. The images are random and of the size in
-    `model.config`, or `batches` for `other`; `prepare` converts `batches` to the model's input. Raises ParityError,
-    naming `what`, where a difference passes `tolerance` or is not a number.
-    """
-    import torch
-
-    generator, largest = torch.Generator().manual_seed(0), 0.0
-    if batches is None:
-        shape = (model.config.in_chans, *model.config.image_hw)
-        batches = [torch.rand(batch, *shape, generator=generator) * 2 - 1 for batch in PARITY_BATCHES]
-    for images in batches:
-        with torch.no_grad():
-            expected, found = model(prepare(images)), other(images)
-        if isinstance(expected, torch.Tensor):
-            expected, found = {"outputs": expected}, {"outputs": found}
-        for name, ours in expected.items():
-            theirs = found[name]
-            if ours.shape != theirs.shape:
-                raise ParityError(f"the {name} of {what} are {list(theirs.shape)} instead of {list(ours.shape)}.")
-            # An untrained head returns zeros: then the other has to return them as well.
-            error = float((ours - theirs).abs().max() / ours.square().mean().sqrt().clamp(min=1e-12))
-            if not error <= tolerance:
-                raise ParityError(
-                    f"the {name} of {what} differ from the model's by {error:.1e} of their root mean square; "
-                    f"{tolerance:.0e} is allowed. Do not use the file, and report this with the model's configuration."
-                )
-            largest = max(largest, error)
-    return largest
 
 
 def _check_destination(local: Path, source: Path | str, destination: Path, to: Format) -> None:

@@ -25,9 +25,7 @@ from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.weights.checkpoint import (
-    PARITY_BATCHES,
     Checkpoint,
-    check_parity,
     load_checkpoint,
     load_model,
     save_model,
@@ -35,6 +33,7 @@ from vitlab.weights.checkpoint import (
 from vitlab.weights.export_outputs import Output, Outputs, check_outputs
 from vitlab.weights.folder import to_json
 from vitlab.weights.onnx_preprocessing import check_expressible, prepend_preprocessing, preprocessed_inputs
+from vitlab.weights.parity import PARITY_BATCHES, check_parity
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}

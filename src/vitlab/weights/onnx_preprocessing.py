@@ -13,7 +13,7 @@ import torch
 from vitlab.data.transforms import EvalTransform, pair
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.checkpoint import PARITY_BATCHES
+from vitlab.weights.parity import PARITY_BATCHES
 
 if typing.TYPE_CHECKING:
     import onnx_ir
