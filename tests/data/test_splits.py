@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_the_group_is_what_the_expression_captures(tmp_path: Path) -> None:
     ("settings", "message"),
     [({"group_by": "("}, "group_by='\\(' is not a regular expression"), ({"label_separator": ""}, "is empty; give")],
 )
-def test_invalid_settings(settings: dict[str, str], message: str) -> None:
+def test_invalid_settings(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ReadConfig(**settings)
 

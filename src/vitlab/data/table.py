@@ -211,12 +211,10 @@ def _allowed(column: str) -> str:
 
 def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> dict[str, str]:
     """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
-    if column.lower() == "is_valid":
-        return _VALID
     if column.lower() != "fold" or all(value in _SPLITS for value in values):
         if test_fold is not None:
             raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
-        return _SPLITS
+        return _VALID if column.lower() == "is_valid" else _SPLITS
     folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
     test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
     present = ", ".join(map(str, sorted(set(folds.values()))))
