@@ -1,5 +1,6 @@
 """What identifies the images of a run."""
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable
@@ -75,6 +76,15 @@ def test_the_same_images_elsewhere(folder: Path, tmp_path: Path, monkeypatch: py
     assert identity_of("csv:absolute.csv") == before
     monkeypatch.chdir(folder)
     assert identity_of("folder:.") == before
+
+
+def test_groups_and_the_val_of_the_user(folder: Path) -> None:
+    """They decide what is held out, so that images of another group are another run."""
+    data = load_dataset(f"folder:{folder}", "all")
+    grouped = [dataclasses.replace(data, groups=np.array([f"patient {i // n}" for i in range(10)])) for n in (2, 5)]
+    val = dataclasses.replace(data, from_val=np.arange(10) == 7)
+    found = [identify({"all": each})["images"]["all"] for each in (data, *grouped, val)]
+    assert len({each["cat"] for each in found}) == len({each["dog"] for each in found}) == 4
 
 
 def test_many_images_and_classes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def _by_class(dataset: Dataset) -> dict[str, str]:
     labels, members = dataset.all_labels.take(rows), [list[tuple[str, bytes]]() for _ in dataset.classes]
     for number, row in enumerate(rows.tolist()):
         for label in labels.of(number):
-            members[label].append((dataset.path(row), _content(dataset, row, row in read)))
+            members[label].append((dataset.path(row), _content(dataset, row, row in read) + _part(dataset, row)))
     counts = np.bincount(dataset.all_labels.values, minlength=len(members)).tolist()
     checksums = [_checksum(images) for images in members]
     if len(members) > MAX_LISTED:
@@ -94,6 +94,12 @@ def _content(dataset: Dataset, row: int, read: bool) -> bytes:
         return str(size).encode() + read_bytes(entry.file, entry.offset + start, size - start)
     except (OSError, ImageError):
         return b"unreadable"
+
+
+def _part(dataset: Dataset, row: int) -> bytes:
+    """The group of an image, and whether it is from the user's val, where these decide what is held out."""
+    parts = [str(each[row]) for each in (dataset.groups, dataset.from_val) if each is not None]
+    return "\0".join(parts).encode(errors="surrogateescape")
 
 
 def _spread(count: int, most: int) -> np.ndarray:
