@@ -6,6 +6,7 @@ share: argument types that several of them take, and output for people and for p
 
 import importlib
 import json
+import os
 import sys
 from typing import Annotated, Any, TextIO
 
