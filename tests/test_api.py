@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitlab
@@ -87,6 +88,30 @@ def test_images_from_memory(flowers: Path) -> None:
     assert "not sure (" in vitlab.predict("model", image, reject_below=1.0, options=options)._repr_html_()
     with pytest.raises(ValueError, match=r"image 0 is float64 \[4, 4\]; give uint8"):
         vitlab.predict("model", np.zeros((4, 4)), options=options)
+
+
+def test_a_broken_image_does_not_end_the_call(flowers: Path) -> None:
+    """Also from an iterator; the order stays."""
+    vitlab.save_model(tiny(2), "model", extra={"classes": ["day", "night"]})
+    good, options = flowers / "new-images" / "0.png", ModelOptions(device="cpu")
+    result = vitlab.predict(
+        "model", iter([good, b"no image", "nowhere.png", np.zeros((4, 4)), str(good)]), options=options
+    )
+    assert [prediction.error is None for prediction in result] == [True, False, False, False, True]
+    assert [prediction.path for prediction in result[1:4]] == ["image 1", "nowhere.png", "image 3"]
+    tensor = torch.zeros(2, 3, 8, 8)
+    assert [prediction.path for prediction in vitlab.predict("model", tensor, options=options)] == [
+        "image 0",
+        "image 1",
+    ]
+
+
+def test_inspect_writes_into_the_folder_of_the_run(flowers: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And into the current folder for a checkpoint that is not one."""
+    monkeypatch.setattr("vitlab.api.inspect_checkpoint", lambda *_, **__: {})
+    assert vitlab.inspect(run).folder == run / "inspect"
+    vitlab.save_model(tiny(2), "model")
+    assert vitlab.inspect("model").folder == Path("inspect")
 
 
 def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:

@@ -20,7 +20,7 @@ import torch
 from program import SMALL, call
 
 from vitlab.cli import main
-from vitlab.commands import command_type
+from vitlab.commands import command_type, print_result
 from vitlab.train.loop import NonFiniteError, StoppedError
 from vitlab.weights import ParityError
 
@@ -106,7 +106,70 @@ def test_unknown_errors_keep_their_traceback(kind: type[Exception], monkeypatch:
         main(["list", "models"])
 
 
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("ascii", rb"\xdcbung \u732b \ud800" + b" \xff"),
+        ("cp1252", b"\xdcbung " + rb"\u732b \ud800" + b" \xff"),
+        ("utf-8", "Übung 猫 ".encode() + rb"\ud800" + b" \xff"),
+    ],
+)
+def test_results_are_printed_in_any_encoding(encoding: str, expected: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it lacks is escaped, as are control characters; the bytes of names that are not text stay."""
+
+    def result(_: Any) -> int:
+        print_result({}, False, "Übung 猫 \ud800 \udcff\n\x1b[2J\u202e")
+        return 0
+
+    monkeypatch.setattr(command_type("list"), "run", result)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written := io.BytesIO(), encoding, errors="strict"))
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "models"])
+    assert ended.value.code == 0
+    assert written.getvalue().splitlines() == [expected, rb"\x1b[2J\u202e"]
+
+
+def test_a_closed_output_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `>&-`. Without a standard error, its lines do not join the results."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        with pytest.raises(SystemExit) as ended:
+            main(["list", "models"])
+    assert ended.value.code == 2
+    assert "redirect it" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "nowhere", "a.png"])
+    assert (ended.value.code, capsys.readouterr().out) == (2, "")
+
+
 # ----------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict nowhere a.png --csv LONG",
+        "finetune nowhere --dataset digits --workdir LONG",
+        "pretrain tiny-digits --workdir LONG",
+        "features nowhere --dataset digits --out LONG",
+        "inspect nowhere --out LONG",
+        "convert nowhere LONG --to timm",
+        "export nowhere --to onnx --out LONG.onnx",
+        "shard digits LONG",
+        "study positions --out LONG",
+    ],
+)
+def test_an_output_that_cannot_be_written_is_found_first(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before a checkpoint is looked for: a name that is too long, and a file where a folder should be."""
+    code, out, err = call(capsys, *words.replace("LONG", "ä" * 125).split())
+    assert (code, out) == (2, "")
+    assert "give one of at most" in err
+    Path("file").touch()
+    code, out, err = call(capsys, *words.replace("LONG", "file/x").split())
+    assert (code, out) == (2, "")
+    assert "is not a folder; give another name" in err
+    assert list(Path().iterdir()) == [Path("file")]
 
 
 def test_another_runs_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

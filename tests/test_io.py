@@ -12,8 +12,10 @@ from small_disk import small_disk
 
 from vitlab.errors import UserError, WriteError
 from vitlab.io import (
+    as_cells,
     check_regular,
     clear_leftovers,
+    from_cell,
     open_regular,
     parse_json,
     read_json,
@@ -283,3 +285,13 @@ def test_an_archive_larger_than_its_file_is_refused(
         archive.writestr("x.npy", header(shape) + bytes(zeros))
     with pytest.raises(UserError, match=message), reading_npz(path):
         pytest.fail("it was opened")
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+", "-", "-1+1", "@x", "\t=1", "'=1", "''=1", "'-1", "'x", "+4a", "--1"])
+def test_cells_that_spreadsheets_would_compute_are_text(text: str) -> None:
+    """And can be read back; numbers and other names stay as they are."""
+    (cell,) = as_cells([text])
+    assert from_cell(cell) == text
+    assert cell.startswith("'")
+    plain = ["-1", "+1.5e-3", "-0.25", "Übung", "x=1", "", -1.5]
+    assert as_cells(plain) == plain

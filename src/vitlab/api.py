@@ -11,10 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-from PIL import Image
+from typing import Any, Literal, get_args
 
 from vitlab.commands import print_note
 from vitlab.config import DataConfig
@@ -22,10 +19,12 @@ from vitlab.display import format_table, parse_duration, preformatted
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions, ModelOptions
-from vitlab.evaluation.predict import ImageSource, Prediction
+from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
+from vitlab.evaluation.sources import ImageSource
 from vitlab.inspection.page import data_uri
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
+from vitlab.pipelines.finished_run import run_folders
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
 from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
@@ -103,9 +102,15 @@ def predict(
     reject_below: float | Literal["auto"] | None = None,
     options: ModelOptions = ModelOptions(),
 ) -> Predictions:
-    """The most probable classes of images: paths of files and folders, PIL images or uint8 arrays [H, W, 3], one or
-    several. `reject_below` is as in `vitlab predict`."""
-    sources = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else list(images)
+    """The most probable classes of images, one or several, in the order given.
+
+    An image, in RGB, is the path of a file or a folder, a pattern such as `photos/*.jpg`, an address (https://...), an
+    encoded file as bytes or opened in binary mode, a PIL image, uint8 pixels [H, W, 3] or gray [H, W], or a tensor
+    [3, H, W], uint8 or of floats from 0 to 1; arrays and tensors may have a first dimension of several images. What
+    cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
+    missing paths and for arrays of other types, shapes and ranges; those of an iterator have their `error`.
+    """
+    sources: Any = [images] if isinstance(images, get_args(ImageSource)) else images
     return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
 
 
@@ -127,14 +132,17 @@ class Inspected:
 def inspect(
     checkpoint: AnyCheckpoint,
     images: str | Path | Sequence[str | Path] = (),
-    out: str | Path = "inspect",
+    out: str | Path | None = None,
     **options: Any,
 ) -> Inspected:
     """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
-    with figures in `out`. `options` are those of `inspect_checkpoint`."""
+    with figures in `out`, by default the folder `inspect` of a run, or of the current folder for other checkpoints.
+    `options` are those of `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
-    result = inspect_checkpoint(_path(checkpoint), [str(source) for source in sources], out, **options)
-    return Inspected(result, Path(out))
+    path = _path(checkpoint)
+    out = Path(out) if out is not None else Path(path if run_folders(path) else "") / "inspect"
+    result = inspect_checkpoint(path, [str(source) for source in sources], out, **options)
+    return Inspected(result, out)
 
 
 def _path(checkpoint: AnyCheckpoint) -> str | Path:

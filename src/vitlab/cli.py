@@ -1,5 +1,6 @@
 """The `vitlab` program: from arguments to a command's `run()`, and from exceptions to exit codes."""
 
+import codecs
 import io
 import logging
 import os
@@ -11,9 +12,10 @@ from typing import Any
 
 import tyro
 
-from vitlab.commands import COMMANDS, command_type
+from vitlab.commands import COMMANDS, command_type, discard
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
 from vitlab.errors import DISK_FULL, RunError, UserError, printable
+from vitlab.io import check_output
 from vitlab.ranks import is_rank_0, world_size
 from vitlab.settings import nearest
 
@@ -22,6 +24,8 @@ DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe", "
 HELP = {"-h", "--help", "--help-all"}
 NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? compiler")
 """What torch.compile and Triton raise without one."""
+OUTPUTS = ("workdir", "out", "csv", "destination", "cache")
+"""Arguments of commands that name a file or a folder to write."""
 
 
 def parse(argv: Sequence[str]) -> Any:
@@ -64,18 +68,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     # threads that do not spin at all halve the speed of small models.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or warnings of torch's sockets hide our last line
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # file names may hold bytes that are not text
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA's compiler without a GPU
     if logging.lastResort:
         logging.lastResort.setFormatter(_PrintableFormatter())
     command = None
     try:
+        _prepare_output()
         command = parse(sys.argv[1:] if argv is None else argv)
+        for name in OUTPUTS:
+            if path := getattr(command, name, None):
+                check_output(path)
         code = command.run()
     except BrokenPipeError:  # the reader has ended (`| head`)
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # which Python flushes at its end
-            os.dup2(null, stream.fileno())
+        discard(sys.stdout, sys.stderr)
         code = 0
     except (UserError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):
@@ -88,6 +93,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print_error("interrupted.")
         code = 130
     raise SystemExit(code)
+
+
+def _prepare_output() -> None:
+    """Lets any text be printed in the terminal's encoding. Raises UserError where the standard output is closed."""
+    if sys.stderr is None:  # with `print`, its lines would join the results
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        raise UserError("the standard output is closed, and results would be lost; redirect it, if only to /dev/null.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("vitlab", _escape)
+        sys.stdout.reconfigure(errors="vitlab")
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """For one character: the byte of a file name that is not text, or an escape where the encoding lacks it."""
+    assert isinstance(error, UnicodeEncodeError)
+    error.end = error.start + 1
+    escaped = "\udc80" <= error.object[error.start] <= "\udcff"
+    return codecs.lookup_error("surrogateescape" if escaped else "backslashreplace")(error)
 
 
 class _PrintableFormatter(logging.Formatter):

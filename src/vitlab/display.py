@@ -98,7 +98,7 @@ def format_duration(seconds: int | float) -> str:
 
 def preformatted(text: str) -> str:
     """Text as HTML that a notebook shows as it is."""
-    return f"<pre>{html.escape(text)}</pre>"
+    return f"<pre>{html.escape(printable(text))}</pre>"
 
 
 def parse_duration(text: str) -> float:

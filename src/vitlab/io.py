@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 
 from vitlab.errors import DISK_FULL, UserError, WriteError
 
+FORMULA = re.compile(r"'*[=+\-@\t\r](?!(?<=[+-])\d+(\.\d+)?([eE][+-]?\d+)?\Z)")
+"""How cells begin that spreadsheets compute, and those with a `'` before; a number with a sign is none."""
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
 """Names of temporary files and folders."""
 JSON_BYTES = 2**24
@@ -63,13 +65,39 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
 
 
+def check_output(path: Path) -> None:
+    """Raises UserError where no file or folder can be written at `path`, before there is work to lose."""
+    path = path.absolute()
+    folder = next(parent for parent in path.parents if os.path.exists(parent))  # noqa: PTH110  # Path's raises
+    longest = os.pathconf(folder, "PC_NAME_MAX") - len(".." + "0" * 16 + ".new")  # that of LEFTOVER
+    if long := next((name for name in path.parts if len(os.fsencode(name)) > longest), None):
+        raise UserError(f"the name {long[:40]}... to write has {len(long)} characters; give one of at most {longest}.")
+    if not folder.is_dir():
+        raise UserError(f"{path} cannot be written: {folder} is not a folder; give another name.")
+    if not (path.is_dir() or os.access(path, os.W_OK) or os.access(folder, os.W_OK)):
+        raise UserError(f"{path} cannot be written: permission denied; give another name, or change the permissions.")
+
+
 def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Writes a CSV file with a header atomically; names that are not UTF-8 keep their bytes."""
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)
-    table.writerows(rows)
+    table.writerows(map(as_cells, rows))
     write_bytes(path, text.getvalue().encode(errors="surrogateescape"))
+
+
+def as_cells(row: Iterable[Any]) -> list[Any]:
+    """A row for a CSV file: text that a spreadsheet would run as a formula gets a `'` before it; numbers stay.
+
+    `from_cell` reverts it, as text that begins with `'` and could be mistaken for such a cell gets another one.
+    """
+    return [f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row]
+
+
+def from_cell(cell: str) -> str:
+    """The text behind a cell of `as_cells`."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 @contextmanager

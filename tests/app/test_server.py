@@ -221,7 +221,8 @@ def test_other_origins_paths_and_lengths_are_refused(address: str) -> None:
     assert request(address, "/inspect?checkpoint=flat", "POST", b"", Origin=origin)[0] == 200
     assert request(address, "/../photo.jpg")[0] == 404
     assert request(address, "/other", "POST", b"")[0] == 404
-    assert request(address, "/inspect", "POST", b"", **{"Content-Length": "-1"})[0] == 411
+    assert request(address, "/inspect", "POST", b"", **{"Content-Length": "-1"})[0] == 400
+    assert request(address, "/inspect", "POST", b"", **{"Content-Length": "9" * 5000})[0] == 400
     assert request(address, "/inspect", "POST", b"", **{"Content-Length": str(2**40)})[0] == 413
 
 
@@ -242,6 +243,20 @@ def test_an_upload_that_drips_is_not_waited_for(address: str, monkeypatch: pytes
                 client.sendall(b"x")
     assert time.monotonic() - start < 10
     assert head.startswith(b"GET") or b" 408 " in received
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1", b"PUT / HTTP/1.1", b"POST http://[/ HTTP/1.1", b"GET /a b c HTTP/1.1"]
+)
+def test_every_answer_has_the_security_headers(address: str, line: bytes) -> None:
+    """Those of Python's own error pages, too."""
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with socket.create_connection((HOST, port), timeout=60) as connection:
+        connection.sendall(line + b"\r\nHost: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % port)
+        connection.shutdown(socket.SHUT_WR)
+        head = b"".join(iter(lambda: connection.recv(2**16), b"")).partition(b"\r\n\r\n")[0]
+    for header in (b"Content-Security-Policy:", b"X-Content-Type-Options: nosniff", b"Referrer-Policy: no-referrer"):
+        assert head.count(header) == 1
 
 
 def test_a_browser_that_leaves_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,18 @@
 """The commands that evaluate a checkpoint, as their users meet them."""
 
+import io
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import answer, call
 
+from vitlab.cli import main
+from vitlab.commands import read_names
+from vitlab.evaluation.predict import Prediction
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model, save_model
 
@@ -62,6 +69,59 @@ def test_predict_writes_a_table(run: Path, image: Path, capsys: pytest.CaptureFi
     assert "has no threshold `reject_below`" in call(capsys, *argv, "--reject-below", "auto")[2]
     Path("folder").mkdir()
     assert "--csv folder is a folder" in call(capsys, *argv, "--csv", "folder")[2]
+
+
+def predicted(count: int, end: BaseException | None = None) -> Any:
+    """In place of `predict`: so many images, then the end."""
+
+    def predict(*_: Any, **__: Any) -> Iterator[Prediction]:
+        yield Prediction("broken.png", error="cut off")
+        for number in range(count):
+            yield Prediction(f"{number}.png", (("=1+1", 0.75), ("Übung", 0.25)))
+        if end is not None:
+            raise end
+
+    return predict
+
+
+def test_an_interrupted_table_keeps_what_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In place of an earlier table, which an error before the first image leaves alone."""
+    Path("p.csv").write_text("old\n")
+    call(capsys, "predict", "nowhere", "a.png", "--csv", "p.csv")
+    assert Path("p.csv").read_text() == "old\n"
+    assert call(capsys, "predict", "nowhere", "a.png", "--csv", "new.csv")[0] == 2
+    assert not Path("new.csv").exists()
+    monkeypatch.setattr("vitlab.evaluation.predict.predict", predicted(3, KeyboardInterrupt()))
+    code, _, err = call(capsys, "predict", "any", "a.png", "--csv", "p.csv")
+    assert code == 130
+    assert "4 images were done and are in p.csv" in err
+    head, broken, *rows = Path("p.csv").read_text().splitlines()
+    assert head == "image,class_1,probability_1,class_2,probability_2,rejected,error"
+    assert broken == "broken.png,,,,,0,cut off"
+    assert rows == [f"{number}.png,'=1+1,0.75,Übung,0.25,0," for number in range(3)]
+
+
+def test_a_table_is_completed_when_the_reader_of_the_output_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `| head -1`: rows are written as they come, and all of them."""
+    monkeypatch.setattr("vitlab.evaluation.predict.predict", predicted(50))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed, monkeypatch.context() as patch:  # noqa: PTH123
+        patch.setattr("sys.stdout", closed)
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", "any", "a.png", "--csv", "p.csv"])
+    assert ended.value.code == 1  # of the broken image
+    assert len(Path("p.csv").read_text().splitlines()) == 52
+
+
+@pytest.mark.parametrize("names", [b"a.png\nb c.png\r\n\n", b"a.png\0b c.png\0"])
+def test_names_on_the_standard_input(names: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(names)))
+    assert read_names(("first.png", "-")) == ["first.png", "a.png", "b c.png"]
 
 
 def test_splits_of_a_folder(

@@ -15,7 +15,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluation import predict as module
 from vitlab.evaluation.options import ModelOptions
-from vitlab.evaluation.predict import Prediction, predict, write_table
+from vitlab.evaluation.predict import Prediction, predict, writing_table
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.weights import load_metadata, load_model, save_model
@@ -92,7 +92,9 @@ def test_table(tmp_path: Path) -> None:
         Prediction("broken.png", error="cut off"),
         Prediction("\udcff.png", (("cat", 1.0), ("dog", 0.0))),
     ]
-    write_table(tmp_path / "new" / "p.csv", made)
+    with writing_table(tmp_path / "new" / "p.csv") as write:
+        for prediction in made:
+            write(prediction)
     with (tmp_path / "new" / "p.csv").open(newline="", errors="surrogateescape") as file:
         assert list(csv.reader(file)) == [
             ["image", "class_1", "probability_1", "class_2", "probability_2", "rejected", "error"],

@@ -65,3 +65,18 @@ def test_other_files_are_errors(spoil: Callable[[str], str], tmp_path: Path) -> 
     path.write_text(spoil(path.read_text()))
     with pytest.raises(UserError, match=r"p\.csv is not a table of predictions"):
         read_predictions(path, CLASSES)
+
+
+def test_names_that_spreadsheets_would_compute_are_read_back(tmp_path: Path) -> None:
+    evaluation, dataset = made()
+    evil = ("=1+1", "-1", "+", "@x")[: len(evaluation.classes)]
+    evaluation = dataclasses.replace(evaluation, classes=evil)
+    write_predictions(tmp_path / "p.csv", evaluation, dataset)
+    read, _ = read_predictions(tmp_path / "p.csv", evil)
+    assert read.predictions.tolist() == evaluation.predictions.tolist()
+    assert not [
+        cell
+        for line in (tmp_path / "p.csv").read_text().splitlines()
+        for cell in line.split(",")
+        if cell[:1] in "=+@" and cell
+    ]

@@ -24,6 +24,14 @@ def image(width: int = 30, caption: str = "") -> PageImage:
     return PageImage(out.getvalue(), "a black rectangle", width, caption)
 
 
+def test_control_characters_are_escaped() -> None:
+    text = ENVIRONMENT.from_string("<p title='{{ value }}'>{{ value }}{{ line }}</p>").render(
+        value="\x1b[31m\u202egnp", line=Markup("\n")
+    )
+    assert text.count(r"\x1b[31m\u202egnp") == 2
+    assert text.endswith("\n</p>")
+
+
 def test_text_is_escaped_in_elements_and_attributes() -> None:
     text = ENVIRONMENT.from_string('<p class="{{ value }}">{{ value }}</p>').render(value=EVIL)
     assert text.count("&lt;a href=&#34;&#39;&amp;&#39;&#34;&gt;") == 2

@@ -180,3 +180,12 @@ def test_reliability_has_a_bar_for_each_bin() -> None:
     np.testing.assert_allclose(gaps[1:], [(0.9, -0.3), (0.5, 0.3)])
     assert [bar.get_height() for bar in lower] == [0, 0.25, 0.75]
     assert [bar.get_x() + bar.get_width() / 2 for bar in upper[:3]] == pytest.approx([1 / 6, 1 / 2, 5 / 6])
+
+
+def test_names_are_no_formulas() -> None:
+    """A `$` in the name of a class, in a title, a legend and an axis of names."""
+    name = r"$x^{$ \frac{"
+    panel = Panel(name, name, name, [Series(name, [0, 1], [1, 2]), Series("b", [0, 1], [2, 1])], ticks=[name, "\x1b"])
+    for figure in (plots.confusion(np.eye(2, dtype=int), [name, "a\nb"]), plots.panels([panel])):
+        assert figures.png(figure).startswith(b"\x89PNG")
+        assert figures.svg(figure)

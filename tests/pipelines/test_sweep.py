@@ -92,7 +92,7 @@ def test_estimate() -> None:
     """Seconds: 3 x (20 x 32 x 0.1 + 16 x 0.05) of the sweep, 100 x 32 x 0.1 + 40 x 0.05 of the run."""
     text = rows()
     assert text["model"] == "21.6M parameters, 224x224 px, on cpu"
-    assert text["sweep"].endswith("scored on 16 images: 3:14")
+    assert text["sweep"].endswith("scored on about 16 images: 3:14")
     assert text["training"] == "1 x 100 steps of 32 images (20.0 epochs), then the test: 5:22"
     assert text["total"] == "about 8:36"
     assert text["shorter"] == (

@@ -114,6 +114,10 @@ def test_points_and_report(name: str, scale: Scale) -> None:
     columns = new["table"]["columns"]
     assert len(set(columns)) == len(columns)
     assert all(len(row) == len(columns) for row in new["table"]["rows"])
+    if scale == "tiny":  # no download
+        assert {point.config.data.name for point in seen.values()} == {"digits"}
+        assert not [point.name for point in seen.values() if point.config.fewshot and point.config.fewshot.dataset]
+        assert not {"fashion_mnist", "cifar10"} & {label for point in seen.values() for label in point.labels.values()}
     if scale in ("tiny", "paper"):
         undecided = "not tested" if scale == "tiny" else "inconclusive"
         assert set(verdicts(new)) == {undecided}, "one seed decides nothing"
@@ -671,7 +675,7 @@ def test_recorded_runs(name: str) -> None:
 def test_points_run(name: str, variant: str, tmp_path: Path) -> None:
     """For two steps on the digits: they and the fine-tunings from them leave the metrics that their reports need."""
     points = {point.name: point for point in STUDIES[name].points("tiny")}
-    changes: dict[str, Any] = {"data": {"name": "digits"}, "steps": 2, "epochs": None, "batch_size": 8}
+    changes: dict[str, Any] = {"steps": 2, "epochs": None, "batch_size": 8}
     config = changed(points[variant].config, **changes)
     if config.fewshot is not None:
         config = changed(config, fewshot={"seeds": 1, "test_images": 10}, eval_every=1)

@@ -1,5 +1,6 @@
 """README.md of converted models: what the Hub reads, and code that loads them, run as it stands there."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,11 +37,12 @@ def folder(tmp_path: Path, tiny: Callable[..., ViT], monkeypatch: pytest.MonkeyP
 
 
 def blocks(folder: Path) -> list[dict[str, Any]]:
-    """The names that each Python block of the card leaves."""
+    """The names that each Python block of the card leaves, run in its folder."""
     found = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     results: list[dict[str, Any]] = [{} for _ in found]
-    for code, names in zip(found, results, strict=True):
-        exec(code, names)
+    with contextlib.chdir(folder):
+        for code, names in zip(found, results, strict=True):
+            exec(code, names)
     return results
 
 
@@ -87,18 +89,30 @@ def test_the_card_of_a_folder_of_ours(folder: Path) -> None:
     config, numbers = load_model("ours").config, {"test_accuracy_interval": [0.8, 0.925], "test_images": 1234}
     numbers |= {"test_balanced_accuracy": 0.75, "test_expected_calibration_error": 0.015, "alpha": 0.25}
     text = model_card("vitlab", folder / "ours", config, RUN | numbers)
-    (folder / "README.md").write_text(text, "utf-8")
+    (folder / "ours" / "README.md").write_text(text, "utf-8")
     card = ModelCard(text)
     assert card.data.to_dict()["library_name"] == "vitlab"
     assert "87.50% (95% confidence interval 80.00% to 92.50%) of 1,234 images" in text
     assert "| balanced accuracy | 75.00% |\n| expected calibration error | 1.50% |" in text
     assert "| weights | 25% fine-tuned, 75% those of the initial model with" in text
-    (names,) = blocks(folder)
+    (names,) = blocks(folder / "ours")
     assert names["model"].config == config
     fewer = model_card("vitlab", folder / "ours", config, RUN)
     assert "| test accuracy | 87.50% |" in fewer
     for word in ("interval", "balanced", "calibration", "fine-tuned"):
         assert word not in fewer
+
+
+def test_hostile_names_end_neither_a_title_nor_the_front_matter(folder: Path) -> None:
+    evil = "a: 'b'\n---\n# <b>\x1b\u202e"
+    card = RUN | {"dataset": f"folder:x/{evil}", "classes": [evil, "b", "c", "d", "e"]}
+    text = model_card("vitlab", folder / evil, load_model("ours").config, card)
+    assert not re.search("[\x1b\u202e]|^# <b>", text, re.MULTILINE)
+    data = ModelCard(text).data.to_dict()
+    assert data["model-index"][0]["name"] == repr(evil)
+    assert [line for line in text.splitlines() if line.startswith("# ")] == [
+        line for line in text.splitlines() if "# ViT" in line
+    ]
 
 
 @pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])

@@ -104,17 +104,21 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if not self._is_allowed():
             return
-        url, length = urlsplit(self.path), self.headers.get("Content-Length", "")
+        try:
+            url, length = urlsplit(self.path), int(self.headers.get("Content-Length", ""))
+            if length < 0:
+                raise ValueError
+        except ValueError:  # of more digits than Python reads, too
+            self._send(400, "text/plain", b"The address or the length of the request is invalid.")
+            return
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         if url.path != "/inspect":
             self._send(404, "text/plain", b"There is no such page.")
-        elif not length.isdecimal():
-            self._send(411, "text/plain", b"The request has no length.")
-        elif int(length) > MAX_BYTES + 1:  # the page sends one byte too many, at most
+        elif length > MAX_BYTES + 1:  # the page sends one byte too many, at most
             self._send(413, "text/plain", b"The image is too large.")
         else:
-            data = self.rfile.read(int(length))
-            if len(data) < int(length):
+            data = self.rfile.read(length)
+            if len(data) < length:
                 self._send(408, "text/plain", f"The image has not come in {UPLOAD_SECONDS} seconds.".encode())
                 return
             parts = self.server.session.inspect(query.get("checkpoint", ""), query.get("name", ""), data)
@@ -134,13 +138,17 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {
             "Content-Type": kind,
             "Content-Length": str(len(body)),
-            "Content-Security-Policy": "frame-ancestors 'none'",  # the page's own policy is in its head
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
         }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """With the headers of every page, also of the errors that Python sends for requests it cannot read."""
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")  # the page's own policy is in its head
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Logs nothing."""

@@ -6,8 +6,9 @@ share: argument types that several of them take, and output for people and for p
 
 import importlib
 import json
+import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import tyro
 from tyro.conf import Positional
@@ -36,6 +37,7 @@ COMMANDS = {name: module for commands in PURPOSES.values() for name, module in c
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
+IMAGES = "Files, folders, patterns (in quotes), addresses (https://...); - reads names from the standard input."
 PositionInterpolation = Annotated[
     Interpolation | None,
     tyro.conf.arg(help="Interpolation of position embeddings; default: as the checkpoint's own library does."),
@@ -52,7 +54,28 @@ def command_type(name: str) -> Any:
 def print_result(result: Any, as_json: bool, text: str, lines: bool = False) -> None:
     """Prints the result on the standard output of rank 0: as JSON (`lines`: on one line) or as `text`."""
     if is_rank_0():
-        print(json.dumps(finite(result), indent=None if lines else 1, default=str) if as_json else text, flush=True)
+        as_text = json.dumps(finite(result), indent=None if lines else 1, default=str) if as_json else printable(text)
+        print(as_text, flush=True)
+
+
+def discard(*streams: TextIO) -> None:
+    """Sends to nowhere what is still printed, and what Python flushes at its end: the reader has ended."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(null, stream.fileno())
+
+
+def read_names(sources: tuple[str, ...]) -> list[str]:
+    """The sources, with `-` replaced by the names on the standard input: lines, or what is between NUL characters."""
+    names = []
+    for source in sources:
+        if source == "-":
+            data = sys.stdin.buffer.read()
+            lines = data.split(b"\0") if b"\0" in data else data.replace(b"\r\n", b"\n").split(b"\n")
+            names += [os.fsdecode(line) for line in lines if line]
+        else:
+            names.append(source)
+    return names
 
 
 def print_note(text: str) -> None:

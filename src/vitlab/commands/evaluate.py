@@ -1,16 +1,21 @@
 """The commands that evaluate a checkpoint as it is: on a test set, with few shots, by probes, on single images."""
 
+import contextlib
 import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands import Checkpoint, Json, print_note, print_result
+from vitlab.commands import IMAGES, Checkpoint, Json, discard, print_note, print_result, read_names
 from vitlab.errors import UserError
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
+
+if TYPE_CHECKING:
+    from vitlab.evaluation.predict import Prediction
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
 
@@ -148,31 +153,43 @@ class Predict:
     """Name what is in images: the most probable classes of files and folders."""
 
     checkpoint: Checkpoint
-    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")]
-    """Images and folders of images."""
+    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...", help=IMAGES)]
     top: int = 5
     """Classes per image."""
     reject_below: float | Literal["auto"] | None = None
     """Say "not sure" of images whose highest probability is below this one; auto is the checkpoint's own threshold,
     chosen on held-out images."""
     csv: Path | None = None
-    """CSV file for the predictions."""
+    """CSV file for the predictions, with a row for each image as soon as it is done."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
     json: Json = False
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluation.predict import Prediction, predict, write_table
+        from vitlab.evaluation.predict import predict, writing_table
 
         if self.csv is not None and self.csv.is_dir():
             raise UserError(f"--csv {self.csv} is a folder; give the name of a file.")
-        predictions: list[Prediction] = []
+        done = failed = 0
         options: dict[str, Any] = {"top": self.top, "reject_below": self.reject_below, "log": print_note}
-        for prediction in predict(self.checkpoint, self.sources, self.options, **options):
-            predictions.append(prediction)
-            print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
-        if self.csv is not None:
-            write_table(self.csv, predictions)
-        if failed := sum(prediction.error is not None for prediction in predictions):
+        with contextlib.nullcontext() if self.csv is None else writing_table(self.csv) as write_row:
+            try:
+                for prediction in predict(self.checkpoint, read_names(self.sources), self.options, **options):
+                    if write_row:
+                        write_row(prediction)
+                    done, failed = done + 1, failed + (prediction.error is not None)
+                    self._print(prediction)
+            except KeyboardInterrupt:
+                print_note(f"{done} images were done{f' and are in {self.csv}' if write_row else ''}")
+                raise
+        if failed:
             print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0
+
+    def _print(self, prediction: "Prediction") -> None:
+        try:
+            print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
+        except BrokenPipeError:  # the reader has ended (`| head`), and the file is still to be completed
+            if self.csv is None:
+                raise
+            discard(sys.stdout)

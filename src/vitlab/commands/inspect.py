@@ -9,12 +9,14 @@ from tyro.conf import Positional
 
 from vitlab.commands import (
     CHECKPOINTS,
+    IMAGES,
     Checkpoint,
     Device,
     Json,
     PositionInterpolation,
     print_note,
     print_result,
+    read_names,
 )
 
 
@@ -23,8 +25,10 @@ class Inspect:
     """Show a checkpoint's attention, embeddings, attention distance and training curves on one page (Fig. 6, 7, 10)."""
 
     checkpoint: Checkpoint
-    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")] = ()
-    """Images and folders of images; default: the test images of the run."""
+    sources: Annotated[
+        Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="IMAGE ...", help=f"{IMAGES} Default: the test images of the run."),
+    ] = ()
     out: Path = Path("inspect")
     """Folder for index.html, figures/ (PNG, SVG and the arrays behind them) and result.json."""
     shown: int = 16
@@ -45,7 +49,7 @@ class Inspect:
 
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
         options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
-        result = inspect_checkpoint(self.checkpoint, self.sources, self.out, **options, log=print_note)
+        result = inspect_checkpoint(self.checkpoint, read_names(self.sources), self.out, **options, log=print_note)
         print_result(result, self.json, as_text(result))
         return 1 if result["unreadable"] else 0
 

@@ -324,10 +324,10 @@ def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[
     parts = stratified_split(train.labels, missing, seed, groups=train.groups)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table says it of the others
-        absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        absent = " and no ".join(sorted(missing))
         drawn = "stratified" if train.groups is None else "stratified, in whole groups"
         warn_once(
-            f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {split} has {size}"
+            f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {len(train)} images"
         )
     return dataclasses.replace(train.take(chosen), split=split)
 

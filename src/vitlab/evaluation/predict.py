@@ -1,29 +1,27 @@
-"""Predictions for images without a label, in files and folders."""
+"""Predictions for images without a label."""
 
+import contextlib
+import csv
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from PIL import Image
 
-from vitlab.data.contents import contents_of, images_below, no_images
-from vitlab.data.decode import ImageError, Levels, decode_image, stretch, to_array
+from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
 from vitlab.evaluation.options import ModelOptions
-from vitlab.io import write_csv
+from vitlab.evaluation.sources import ImageSource, find_images, read_image
+from vitlab.io import as_cells
 from vitlab.models.vit import Model
 from vitlab.weights import class_names, class_probabilities
 
 BATCH_SIZE = 32
-ImageSource = str | Path | Image.Image | np.ndarray
-"""An image or a folder of them: a path, or one image as a PIL image or its uint8 pixels [H, W, 3]."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,12 @@ def predict(
     reject_below: float | Literal["auto"] | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prediction]:
-    """The `top` most probable classes of every image in `sources`: files, folders with subfolders, PIL images, arrays.
+    """The `top` most probable classes of every image in `sources`, in any form of `ImageSource`.
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
-    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An unreadable file gives a
-    prediction with its error. They have the order of `sources`. Raises UserError for missing paths, without any image,
-    for an invalid array, and for auto without a threshold.
+    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An image that cannot be read gives
+    a prediction with its error. They have the order of `sources`. Raises UserError without any image, for auto without
+    a threshold, and for missing paths and invalid arrays, unless they come from an iterator.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
@@ -70,8 +68,9 @@ def predict(
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
     threshold = _stored_threshold(loaded.metadata, str(checkpoint)) if reject_below == "auto" else reject_below or 0.0
-    levels = loaded.preprocessing.range
-    files = list(find_images(sources, levels))
+    images = find_images(sources)
+    if isinstance(sources, Sequence):
+        images = list(images)  # raises before any work
     model, config = loaded.model, loaded.model.config
     _check_trained_head(model, str(checkpoint))
     names = class_names(loaded.metadata, config.num_classes)
@@ -83,9 +82,9 @@ def predict(
 
     def flush() -> Iterator[Prediction]:
         if batch:
-            images = torch.cat([image for _, image in batch]).to(device_of(model))
+            pixels = torch.cat([image for _, image in batch]).to(device_of(model))
             with torch.inference_mode():
-                logits = model(images).float()
+                logits = model(pixels).float()
             classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
             values = class_probabilities(logits, loaded.metadata).gather(1, classes)
             for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
@@ -96,10 +95,9 @@ def predict(
                 yield Prediction(path, best, rejected=row[0] < threshold)
         batch.clear()
 
-    for path, file in files:
+    for path, image in images:
         try:
-            pixels = file if isinstance(file, np.ndarray) else decode_image(file, levels=levels)
-            batch.append((path, transform.apply([pixels])))
+            batch.append((path, transform.apply([read_image(image, path, loaded.preprocessing.range)])))
         except ImageError as error:
             yield from flush()  # the images before it
             yield Prediction(path, error=error.reason)
@@ -130,47 +128,43 @@ def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
     return threshold
 
 
-def write_table(path: Path, predictions: list[Prediction]) -> None:
-    """Writes a CSV file with a row for each image: its path, its classes and probabilities, `rejected` and `error`."""
-    width = max((len(prediction.top) for prediction in predictions), default=0)
-    ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
-    rows = []
-    for prediction in predictions:
-        cells = [cell for pair in prediction.top for cell in pair] or [""] * 2 * width
-        rows.append([prediction.path, *cells, int(prediction.rejected), prediction.error or ""])
-    write_csv(path, ("image", *ranked, "rejected", "error"), rows)
+@contextlib.contextmanager
+def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
+    """Yields a function that writes an image's row to the CSV file `path`: classes, probabilities, `rejected`, `error`.
 
+    The file is opened at once; with its first row it replaces an earlier one. Each row is written as it comes, so that
+    what is done is kept when the command ends early. Unreadable images before the first prediction, from which the
+    number of columns is known, follow with it.
+    """
+    waiting, columns, is_new = list[Prediction](), 0, not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
 
-def find_images(
-    sources: Iterable[ImageSource], levels: Levels | None = None
-) -> Iterator[tuple[str, Path | np.ndarray]]:
-    """Name and path (or pixels, black and white at `levels`) of every image in `sources`, as `predict` takes them; no
-    file is decoded."""
-    sources = list(sources)
-    if not sources:
-        raise UserError("no image was named; give images or folders of them.")
-    for number, source in enumerate(sources):
-        if isinstance(source, (Image.Image, np.ndarray)):
-            yield (name := f"image {number}"), _pixels(source, name, levels)
-            continue
-        path = Path(source)
-        if path.is_dir():
-            files = sorted(map(Path, images_below(path)))
-            if not files:
-                raise no_images(path, contents_of(path).others)
-            yield from ((str(file), file) for file in files)
-        elif path.exists():  # anything but a regular file is an error of its reader
-            yield str(path), path
-        else:
-            raise UserError(f"there is no file or folder {quoted(str(source))}.")
+        def write_waiting(width: int) -> None:
+            nonlocal columns
+            if not columns:
+                if file.seekable():
+                    file.truncate(0)
+                ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
+                columns = len(ranked)
+                table.writerow(("image", *ranked, "rejected", "error"))
+            for prediction in waiting:
+                cells = [cell for pair in prediction.top for cell in pair] or [""] * columns
+                row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
+                table.writerow(as_cells(row))
+            waiting.clear()
+            file.flush()
 
+        def write(prediction: Prediction) -> None:
+            waiting.append(prediction)
+            if columns or prediction.top:
+                write_waiting(len(prediction.top))
 
-def _pixels(image: Image.Image | np.ndarray, name: str, levels: Levels | None) -> np.ndarray:
-    """uint8 [H, W, 3]. Raises UserError for an array of another type or shape, and for one without pixels."""
-    pixels = to_array(image, name, levels) if isinstance(image, Image.Image) else image
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
-        raise UserError(
-            f"{name} is {pixels.dtype} {list(pixels.shape)}; give uint8 [height, width, 3], none of them 0."
-        )
-    pixels = pixels if isinstance(image, Image.Image) else stretch(pixels, levels, name)
-    return np.ascontiguousarray(pixels)  # torch takes no negative strides
+        try:
+            yield write
+        finally:
+            if waiting:
+                write_waiting(0)
+            elif not columns and is_new:
+                path.unlink()

@@ -9,14 +9,14 @@ import numpy as np
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation
-from vitlab.io import write_csv
+from vitlab.io import from_cell, write_csv
 
 CSV_COLUMNS = (
     *("image", "label", "prediction", "confidence", "correct", "top5", "loss"),
     *("label_index", "prediction_index", "index"),
 )
 """label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
-index: the image's position in the data set."""
+index: the image's position in the data set. Names are written as by `as_cells`."""
 
 
 def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
@@ -47,7 +47,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
     """
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
-        header, *lines = csv.reader(io.StringIO(text, newline=""))
+        header, *lines = ([*map(from_cell, row)] for row in csv.reader(io.StringIO(text, newline="")))
         if tuple(header) != CSV_COLUMNS:
             raise ValueError(f"its columns are {','.join(header)[:60]!r}")
         columns = dict(zip(CSV_COLUMNS, map(np.array, zip(*lines, strict=True)), strict=True))

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -71,6 +72,15 @@ class Drawing:
         return PageImage(self.png, self.alt, Image.open(io.BytesIO(self.png)).width // 2)
 
 
+class LiteralFigure(Figure):
+    """A figure whose text is shown as it is: a `$` in a name begins no formula."""
+
+    def draw(self, renderer: Any) -> None:
+        for text in self.findobj(Text):
+            cast(Text, text).set_parse_math(False)
+        super().draw(renderer)
+
+
 def png(figure: Figure) -> bytes:
     """The figure as PNG, cropped to its content; without date or version, so the same figure gives the same bytes."""
     return _save(figure, format="png", dpi=200, metadata={"Software": None})
@@ -109,7 +119,7 @@ def new_figure(
     """A figure of `size` (width, height) in CSS pixels and its axes, row by row.
 
     layout: "compressed" for images, which do not stretch."""
-    figure = Figure(figsize=(size[0] / 100, size[1] / 100), layout=layout)
+    figure = LiteralFigure(figsize=(size[0] / 100, size[1] / 100), layout=layout)
     if title:
         figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=10, fontweight="bold")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()

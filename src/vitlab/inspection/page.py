@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from vitlab.errors import printable
 from vitlab.io import write_bytes
 
 FOLDER = Path(__file__).parent
@@ -34,6 +35,7 @@ def script_hash(script: str) -> str:
 ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(FOLDER / "templates"),
     autoescape=True,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # what would turn text around, too
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, PercentFormatter
 
+from vitlab.errors import quoted
 from vitlab.inspection.figures import INK, LINE, MUTED, SERIES, new_figure
 from vitlab.panels import Panel, Series, front
 
@@ -184,7 +185,7 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(True)
     if size <= 40:
-        names = [name if len(name) <= 16 else f"{name[:15]}…" for name in classes]
+        names = [name if len(name) <= 16 else f"{name[:15]}…" for name in map(quoted, classes)]
         axes.set_xticks(range(size), names, rotation=90, fontsize=min(8.5, 0.6 * cell))
         axes.set_yticks(range(size), names, fontsize=min(8.5, 0.6 * cell))
     if size <= 12:

@@ -139,7 +139,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         f"{config.head_views or 0} augmented views), then the test: {duration(seconds.linear)}",
         "sweep": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
         f"{config.batch_size} images"
-        f"{halvings}, scored on {held_out:,} images: {duration(seconds.sweep)}",
+        f"{halvings}, scored on about {held_out:,} images: {duration(seconds.sweep)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(seconds.runs)}"
         if config.refit

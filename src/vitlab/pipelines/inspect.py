@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlab.data.decode import ImageError, decode_image
+from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.predict import find_images
+from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.page import write_page
@@ -40,8 +40,8 @@ ERRORS = (
     *(OSError, RuntimeError, TypeError, ValueError),
 )
 """What is only a note of `report`."""
-Source = tuple[str, Path | bytes | np.ndarray]
-"""The name of an image, and its file, its encoded bytes, or its pixels."""
+Source = tuple[str, ImageSource | UserError]
+"""Name and source of an image, as of `find_images`."""
 
 
 def inspect_checkpoint(
@@ -85,7 +85,7 @@ def inspect_checkpoint(
     inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
-        images = list(find_images(sources, preprocessing.range)) if sources else _test_images(runs, shown)
+        images = list(find_images(sources)) if sources else _test_images(runs, shown)
         if images:
             log(f"images: {preprocessing.describe()}")
             transform = EvalTransform(model.config.image_hw, preprocessing)
@@ -200,11 +200,8 @@ def _capture(
         with ProgressDisplay("inspect", len(sources)) as progress:
             for number, (name, source) in enumerate(sources, start=1):
                 try:
-                    pixels = (
-                        source
-                        if isinstance(source, np.ndarray)
-                        else decode_image(source, path=name, levels=transform.preprocessing.range)
-                    )
+                    levels = transform.preprocessing.range
+                    pixels = source if isinstance(source, np.ndarray) else read_image(source, name, levels)
                 except ImageError as error:
                     unreadable.append((name, error.reason))
                     continue

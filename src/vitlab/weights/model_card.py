@@ -35,15 +35,16 @@ def model_card(
     `start`, `alpha` (of `average_weights`) and the numbers of `Evaluation.metadata`, such as `test_accuracy`. Local
     paths are shortened to their last name. There is no license, which is not known.
     """
-    name, dataset = folder.resolve().name, card.get("dataset")
+    name, dataset = quoted(folder.resolve().name), card.get("dataset")
     dataset = (
-        dataset if dataset is None or dataset.startswith("hub:") else Path(dataset.partition(":")[2] or dataset).name
+        dataset
+        if dataset is None or dataset.startswith("hub:")
+        else quoted(Path(dataset.partition(":")[2] or dataset).name)
     )
     text = ENVIRONMENT.get_template("README.md.j2").render(
         metadata=_metadata(library, name, config, card, dataset),
         title=f"{name_of(config)}{f' for {dataset}' if dataset and config.num_classes else ''}",
         library=LIBRARIES[library],
-        folder=name,
         config=config,
         card=card,
         dataset=dataset,
