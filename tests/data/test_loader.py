@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitlab.data import loader
 from vitlab.data.dataset import Dataset, Labels
-from vitlab.data.decode import Entry, ImageError
+from vitlab.data.decode import Entry, ImageError, Levels
 from vitlab.data.loader import Batch, epoch_order, eval_batches, num_workers, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform, to_range
 from vitlab.rng import Stream, example_uniforms
@@ -264,7 +264,7 @@ def test_a_worker_that_dies_says_what_to_do(on_disk: Dataset, monkeypatch: pytes
 
 
 class Deadly(Entry):
-    def open(self) -> np.ndarray:
+    def open(self, levels: Levels | None = None) -> np.ndarray:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 

@@ -25,6 +25,7 @@ from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
 from vitlab.recipes.finetune import staged as staged_recipe
 from vitlab.train.microbatch import StepCost
+from vitlab.train.run_files import PAGE
 from vitlab.weights import load_metadata, load_model
 
 
@@ -425,13 +426,13 @@ def test_the_shortest_budget_yields_a_classifier(workdir: Path, staged: Finetune
     done = tune(workdir, config, tmp_path / "out", budget=1.0, log=log.append)
     assert done.result["chosen"] == "linear"
     assert (tmp_path / "out" / "model" / "README.md").exists()
-    assert not (tmp_path / "out" / finetune.REPORT).exists()
+    assert not (tmp_path / "out" / PAGE).exists()
     left_out = [line for line in log if line.startswith("left out: ")]
     assert any("fine-tuning" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
     assert any("the report" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
     assert log.count("measuring the speed") == 1
     tune(workdir, config, tmp_path / "out", budget=1.0)
-    assert (tmp_path / "out" / finetune.REPORT).exists()
+    assert (tmp_path / "out" / PAGE).exists()
 
 
 @pytest.mark.usefixtures("pretrained")

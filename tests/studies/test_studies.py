@@ -263,7 +263,8 @@ def test_runs_of_the_paper() -> None:
         ("gap-linear", 8e-4),
         ("gap-linear", 3e-4),
     }
-    heads = {point.labels["kind"]: point.config.model.representation_size for point in head.variants("paper")}
+    models: dict[Any, Any] = {point.labels["kind"]: point.config.model for point in head.variants("paper")}
+    heads = {kind: model.representation_size for kind, model in models.items()}
     assert heads == {"token": 768, "gap": 768, "gap-linear": None}
     assert {(p.labels["kind"], p.labels["at"]) for p in positions.variants("paper")} == set(positions.TABLE8)
 

@@ -219,10 +219,9 @@ def test_a_file_that_resamples_twice_is_not_written(tmp_path: Path, monkeypatch:
     save_model(randomized(config), tmp_path / "model", extra={"preprocessing": Preprocessing(32).to_metadata()})
 
     def load_resized(path: Any, **options: Any) -> Any:
-        loaded = load_checkpoint(path, image_size=32)
-        loaded.model.config = loaded.model.position.config = dataclasses.replace(
-            loaded.model.config, dynamic_image_size=True
-        )
+        loaded: Any = load_checkpoint(path, image_size=32)
+        config = dataclasses.replace(loaded.model.config, dynamic_image_size=True)
+        loaded.model.config = loaded.model.position.config = config
         return loaded
 
     monkeypatch.setattr(export, "load_checkpoint", load_resized)

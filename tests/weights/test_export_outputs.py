@@ -14,10 +14,10 @@ from vitlab.models import ResNetBody, ResNetConfig, Rotary
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model, save_model
 from vitlab.weights.export import export_checkpoint
-from vitlab.weights.export_outputs import Outputs, check_outputs
+from vitlab.weights.export_outputs import Output, Outputs, check_outputs
 
 
-def check(model: ViT, outputs: dict[str, torch.Tensor], images: torch.Tensor, **tolerance: float) -> None:
+def check(model: ViT, outputs: dict[str, torch.Tensor], images: torch.Tensor, **tolerance: Any) -> None:
     with torch.no_grad():
         tokens = model.forward_features(images)
         expected = {"logits": model(images), "tokens": tokens, "features": model.forward_head(tokens, pre_logits=True)}
@@ -36,7 +36,8 @@ def check(model: ViT, outputs: dict[str, torch.Tensor], images: torch.Tensor, **
 )
 @torch.no_grad()
 def test_outputs_are_those_of_the_package(tiny: Callable[..., ViT], settings: dict[str, Any]) -> None:
-    model, names = tiny(**settings), ("attention", "features", "logits", "tokens")
+    names: tuple[Output, ...] = ("attention", "features", "logits", "tokens")
+    model = tiny(**settings)
     images = torch.rand(2, 3, *((8, 16) if "dynamic_image_size" in settings else (12, 12)))
     outputs: Any = Outputs(model, names)(images)
     assert tuple(outputs) == names

@@ -169,7 +169,8 @@ def without_a_block(model: ViT) -> ViT:
 
 
 def with_nan(model: ViT) -> ViT:
-    nn.init.constant_(model.norm.bias, float("nan"))
+    bias: Any = model.norm.bias
+    nn.init.constant_(bias, float("nan"))
     return model
 
 
