@@ -237,7 +237,7 @@ def test_rollout_and_figure_are_those_of_the_authors() -> None:
     ours = masked(np.full((*size, 3), 255, np.uint8), attention)[..., 0] / 255
     assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.97
     peaks = np.array([np.unravel_index(each.argmax(), size) for each in (ours, expected)])
-    assert np.abs(peaks[0] - peaks[1]).max() <= patch
+    assert np.abs(peaks[0] - peaks[1]).max() <= 1.5 * patch
 
 
 def plain_prediction_weights(model: ViT, images: Tensor) -> np.ndarray:

@@ -17,6 +17,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
+from vitlab.io import write_bytes
 from vitlab.pipelines import finetune, inspect, linear_stage, pretrain, sweep
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
@@ -420,9 +421,17 @@ def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_pat
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_the_shortest_budget_yields_a_classifier(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+def test_the_shortest_budget_yields_a_classifier(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The head, without a report; the same command makes the report afterwards."""
     config, log = dataclasses.replace(staged, automatic=staged_recipe().automatic), []
+
+    def write_page(_folder: Path, _images: Any, out: Path, **_settings: Any) -> dict[str, Any]:
+        write_bytes(out / "index.html", b"the page")
+        return {}
+
+    monkeypatch.setattr(inspect, "inspect_checkpoint", write_page)
     done = tune(workdir, config, tmp_path / "out", budget=1.0, log=log.append)
     assert done.result["chosen"] == "linear"
     assert (tmp_path / "out" / "model" / "README.md").exists()

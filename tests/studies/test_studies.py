@@ -157,7 +157,7 @@ SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
     "data-size": lambda config: {"part": config.data.part, "decay": config.optim.weight_decay},
     "resolution": lambda config: {"positions": "fresh" if config.fresh_positions else "interpolated"},
     "optimizer": lambda config: {"optimizer": config.optim.name, "rate": config.optim.lr},
-    "head": lambda config: {"kind": config.model.pool, "rate": config.optim.lr},
+    "head": lambda config: {"rate": config.optim.lr},
     "positions": lambda config: {"kind": config.model.position, "at": config.model.position_at},
 }
 """Study -> labels of a run of these settings."""

@@ -62,7 +62,7 @@ def _claims(results: Results) -> list[Claim]:
         )
         paper = "GAP at the class token's 8e-4 stays well below GAP at 3e-4 (Fig. 9; its values are not printed)"
         claims.append(Claim(text, paper, difference(metric, (gap, high_token), (high_gap, token))))
-    if results.where(kind="gap-linear"):
+    if "gap-linear" in results.values("kind"):
         text = f"At {highest:g}, GAP with a linear head is behind the class token with its hidden layer."
         pair = {"kind": "token", "rate": highest}, {"kind": "gap-linear", "rate": highest}
         claims.append(Claim(text, "Fig. 9's pair at 8e-4 (its values are not printed)", difference(transfer, *pair)))

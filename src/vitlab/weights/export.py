@@ -253,7 +253,8 @@ def _write_onnx(
         raise UserError(f"torch cannot write this model with opset {asked}; its first is {used}: give that one.")
     _name_axes_of_padding(written)
     if preprocessing is not None:
-        prepend_preprocessing(written.model, preprocessing, pair(json.loads(metadata["image_size"])))
+        height, width = json.loads(metadata["image_size"])
+        prepend_preprocessing(written.model, preprocessing, (height, width))
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # which line of which module each came from
     written.model.metadata_props.update(metadata)
