@@ -1,8 +1,7 @@
 """Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,15 @@ from vitlab.evaluation.load import (
     match_classes,
     nothing_readable,
 )
+from vitlab.evaluation.multi_label import (
+    KEY,
+    label_rows,
+    label_summary,
+    mean_average_precision,
+    set_labels,
+    stored_thresholds,
+    to_labels,
+)
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
@@ -35,7 +43,7 @@ from vitlab.train.objectives import LossKind, class_targets
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27
-"""Logits that are kept for mean average precision, of images times classes: 512 MiB."""
+"""Logits that are kept for several labels, of images times classes: 512 MiB."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,27 @@ class Evaluation:
     """Type of the model's weights."""
     scores: Float[np.ndarray, "n K"] | None = None
     """The logits, of a `Dataset.multi_label` with up to MAX_SCORES of them; not in `predictions.csv`."""
+    thresholds: Sequence[float] | None = None
+    """The probability from which each label is set, of `scores`; None: 0.5."""
+    predicted_sets: Labels | None = None
+    """The labels that are set for each image, where there are `scores`."""
+
+    def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
+        """The same with the labels that these thresholds set, where there are `scores`."""
+        if self.scores is None:
+            return self
+        predicted = set_labels(torch.from_numpy(self.scores), thresholds).numpy()
+        return dataclasses.replace(self, thresholds=thresholds, predicted_sets=to_labels(predicted))
+
+    def multi_hot(self, labels: Labels) -> Bool[np.ndarray, "n K"]:
+        """Which labels each image has in `all_labels` or `predicted_sets`."""
+        return labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
+
+    @property
+    def wrong_labels(self) -> Int[np.ndarray, " n"]:
+        """How many labels each image misses or has too many, by `predicted_sets`."""
+        assert self.predicted_sets is not None
+        return (self.multi_hot(self.all_labels) != self.multi_hot(self.predicted_sets)).sum(axis=1)
 
     @property
     def all_labels(self) -> Labels:
@@ -97,20 +126,24 @@ class Evaluation:
         """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
         metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
         if self.scores is not None:
-            hot = self.all_labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
-            metrics["mean_average_precision"] = mean_average_precision(hot, self.scores)
+            metrics["mean_average_precision"] = mean_average_precision(self.multi_hot(self.all_labels), self.scores)
         return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
         """The metrics and what they were measured on, as plain data.
 
         Also the accuracy's 95 % interval, the expected calibration error (`Calibration`), and where each image has one
-        label the balanced accuracy: the mean recall of the classes with images.
+        label the balanced accuracy: the mean recall of the classes with images. Of `predicted_sets` instead the mean
+        F1 of the labels, and `exact_match`: the fraction of images for which they are the labels.
         """
         per_class = self.per_class()
         record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
-        record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
-        record["expected_calibration_error"] = self.calibration.error
+        if self.predicted_sets is not None:
+            record |= label_summary(per_class, self.thresholds)
+            record["exact_match"] = float((self.wrong_labels == 0).mean())
+        else:
+            record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
+            record["expected_calibration_error"] = self.calibration.error
         if self.label_sets is None:
             record["balanced_accuracy"] = float(np.mean([row["recall"] for row in per_class if row["images"]]))
         if self.left_out:
@@ -120,10 +153,13 @@ class Evaluation:
         return record | {"per_class": per_class}
 
     def metadata(self) -> dict[str, Any]:
-        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ..."""
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; and `thresholds`."""
         names = ("accuracy", "accuracy_interval", "mean_average_precision", "balanced_accuracy")
         names += ("expected_calibration_error", "images")
-        return {f"test_{name}": value for name, value in self.record().items() if name in names}
+        if self.predicted_sets is not None:  # of the highest label alone, accuracy says little
+            names = ("mean_average_precision", "images") + (() if self.scores is None else ("f1", "exact_match"))
+        metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
+        return metadata if self.thresholds is None else metadata | {KEY: list(self.thresholds)}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
@@ -135,8 +171,11 @@ class Evaluation:
         """For each class: images, recall and precision.
 
         Where images have several labels, recall gives way to `accuracy`: the fraction of the class's images whose
-        prediction is any of their labels, not necessarily this one.
+        prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
         """
+        if self.predicted_sets is not None:
+            hot, predicted = self.multi_hot(self.all_labels), self.multi_hot(self.predicted_sets)
+            return label_rows(self.classes, hot, predicted, self.scores, self.thresholds)
         labels = self.all_labels
         correct = labels.values[np.repeat(self.correct, labels.counts)]
         columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
@@ -153,20 +192,16 @@ class Evaluation:
         ]
 
 
-def mean_average_precision(labels: Bool[np.ndarray, "n K"], scores: Float[np.ndarray, "n K"]) -> float:
-    """Mean of `sklearn.metrics.average_precision_score` over the classes that have images; NaN if a score is not
-    finite."""
-    from sklearn.metrics import average_precision_score  # slow to import
-
-    if not np.isfinite(scores).all():
-        return math.nan
-    present = np.flatnonzero(labels.any(axis=0))
-    return float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in present]))
-
-
 def evaluation_loss(dataset: Dataset) -> LossKind:
     """The loss that tests of this data set report, whatever training minimizes."""
     return "sigmoid" if dataset.multi_label else "softmax"
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """The main metric of a record as text: mean average precision of several labels, else accuracy."""
+    # One label that all images have makes the accuracy 100 %.
+    precision = record.get("mean_average_precision")
+    return f"accuracy {record['accuracy']:.2%}" if precision is None else f"mean average precision {precision:.2%}"
 
 
 def format_evaluation(record: dict[str, Any]) -> str:
@@ -175,30 +210,33 @@ def format_evaluation(record: dict[str, Any]) -> str:
     def cell(name: str, value: Any) -> Any:
         if name == "class":
             return quoted(value)
+        if name == "threshold":
+            return f"{value:.3f}"
         return "-" if value is None else value if name == "images" else f"{value:.1%}"
 
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
     columns = ("class", "images", "recall", "accuracy", "precision")
-    table = format_table([{name: cell(name, row[name]) for name in columns if name in row} for row in rows])
+    if several := "f1" in record:
+        columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
+    titles = {name: name.replace("_", " ") for name in columns}
+    table = format_table([{titles[name]: cell(name, row[name]) for name in columns if name in row} for row in rows])
     tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
     parts = [f"{record['images']:,}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
         parts[0] += f" of {tested} of the {classes} classes"
-    numbers = {
-        "accuracy": ".2%",
-        "balanced_accuracy": ".2%",
-        "loss": ".4f",
-        "mean_average_precision": ".2%",
-        "top5": ".2%",
-    }
+    numbers = {"accuracy": ".2%", "balanced_accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
+    if "mean_average_precision" in record:
+        numbers = {"mean_average_precision": ".2%", "f1": ".2%", "exact_match": ".2%", "loss": ".4f"}
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
     present = {name: style for name, style in numbers.items() if record.get(name) is not None}
     parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
-    parts[1] += " (95% interval {:.2%} to {:.2%})".format(*record["accuracy_interval"])
+    if "accuracy" in numbers:
+        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*record["accuracy_interval"])
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
-    return f"{table}\n{' · '.join(parts)}"
+    thresholds = f"\nthresholds: {record['thresholds']}" if several else ""
+    return f"{table}\n{' · '.join(parts)}{thresholds}"
 
 
 @torch.inference_mode()
@@ -242,7 +280,7 @@ def evaluate(
     order = np.argsort(columns["indices"])
     columns = {name: values[order] for name, values in columns.items()}
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    return Evaluation(
+    evaluation = Evaluation(
         dataset.classes,
         **columns,
         skipped=len(dataset) - len(order),
@@ -251,6 +289,7 @@ def evaluate(
         full_size=dataset.full_size,
         computed_in=str(dtype).removeprefix("torch."),
     )
+    return evaluation.with_thresholds(None)
 
 
 _COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
@@ -307,6 +346,7 @@ def evaluate_checkpoint(
         check_source(dataset, root)  # before anything is loaded
     loaded = load_for_evaluation(checkpoint, options, require_head=True, world=world)
     metadata, image_hw = loaded.metadata, loaded.model.config.image_hw
+    thresholds = stored_thresholds(metadata, loaded.model.config.num_classes)
     name = dataset or metadata.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
@@ -334,4 +374,5 @@ def evaluate_checkpoint(
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
     if options.compile:
         compile_inference(loaded.model, options.batch_size, log)
-    return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
+    evaluation = evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
+    return evaluation.with_thresholds(thresholds)

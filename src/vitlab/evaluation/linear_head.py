@@ -11,6 +11,7 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
+from vitlab.evaluation.multi_label import KEY, choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
 from vitlab.train.objectives import LossKind, classification_loss
 
@@ -39,7 +40,12 @@ class LinearHead:
     loss: float
     """Cross-entropy, of several labels per image that of each class by itself."""
     reject_below: float | None
-    """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`)."""
+    """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
+    image."""
+    mean_average_precision: float | None = None
+    """Of several labels per image."""
+    label_thresholds: list[float] | None = None
+    """The probability from which each of several labels is set (`choose_thresholds`)."""
 
     def logits(self, x: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n K"]:
         return x @ self.weight.T + self.bias
@@ -84,15 +90,23 @@ def least_squares_head(
     logits = scores(l2) * scale
     confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
-    threshold = choose_rejection(confidence.numpy(), correct.numpy())
+    accuracy, threshold, several = float(correct.double().mean()), None, {}
+    if target.ndim == 1:
+        threshold = choose_rejection(confidence.numpy(), correct.numpy())
+    else:
+        hot, held_out = target.numpy(), logits.numpy().astype(np.float32)
+        several = {
+            "mean_average_precision": mean_average_precision(hot, held_out),
+            KEY: choose_thresholds(hot, held_out),
+        }
     if groups is not None and not refit:
         rest = np.flatnonzero(groups < 0)
         ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight
-    accuracy = float(correct.double().mean())
-    return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2, accuracy, loss, threshold)
+    arrays = weight.T.astype(np.float32), bias.astype(np.float32)
+    return LinearHead(*arrays, l2, accuracy, loss, threshold, **several)
 
 
 def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:

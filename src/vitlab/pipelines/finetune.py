@@ -18,7 +18,7 @@ from vitlab.data.classes import require_two_classes
 from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.accuracy import format_evaluation
+from vitlab.evaluation.accuracy import format_evaluation, headline
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.automatic import (
@@ -67,12 +67,16 @@ class Finetuned:
         if linear := result.get("linear"):
             held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
             chosen = "  <- chosen" if result["chosen"] == "linear" else ""
-            lines.append(f"least-squares head   {held_out}{linear['accuracy']:.2%} of the test images{chosen}")
+            test = f"{linear['accuracy']:.2%} of the test images"
+            test = f"test {headline(linear)}" if "mean_average_precision" in linear else test
+            lines.append(f"least-squares head   {held_out}{test}{chosen}")
         lines.append(format_evaluation(result["test"]))
         if len(runs := result.get("runs", ())) > 1:
-            accuracies = ", ".join(f"{record['accuracy']:.2%}" for record in runs)
-            mean = f"{result['accuracy_mean']:.2%} +- {result['accuracy_sd']:.2%}"
-            lines.append(f"accuracy over {len(runs)} runs: {mean} ({accuracies}; the classes above are run-0's)")
+            name = "mean_average_precision" if "mean_average_precision_mean" in result else "accuracy"
+            values = ", ".join(f"{record[name]:.2%}" for record in runs)
+            mean = f"{name.replace('_', ' ')} over {len(runs)} runs: "
+            mean += f"{result[f'{name}_mean']:.2%} +- {result[f'{name}_sd']:.2%}"
+            lines.append(f"{mean} ({values}; the classes above are run-0's)")
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were skipped:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]

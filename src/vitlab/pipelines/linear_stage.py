@@ -20,10 +20,11 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.downloads import cache_folder
 from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss, mean_average_precision
+from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss, headline
 from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
+from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, evaluate_split, evaluation_options, run_settings, write_run
@@ -164,10 +165,10 @@ class LinearStage(JobInputs):
         groups = _left_out(train, self.plain.indices[rows])
         # By rank 0 for all: what rounding decides must be the same on every rank.
         fit = functools.cache(lambda: least_squares_head(x, labels, len(train.classes), groups, refit))
-        numbers = world.broadcast_object(
-            lambda: {name: getattr(fit(), name) for name in ("l2", "accuracy", "loss", "reject_below")}
-        )
         shapes = {"weight": (0, x.shape[2]), "bias": (0,)}  # the other ranks have no rows
+        numbers = world.broadcast_object(
+            lambda: {f.name: getattr(fit(), f.name) for f in dataclasses.fields(LinearHead) if f.name not in shapes}
+        )
         arrays = {n: getattr(fit(), n) if world.is_rank_0 else np.empty(shapes[n], np.float32) for n in shapes}
         return LinearHead(**world.all_gather(arrays), **numbers)
 
@@ -192,11 +193,13 @@ class LinearStage(JobInputs):
             head, images = self.fit_head(), len(self._rows())
             if images < (count := len(self.splits.train)):
                 self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
-            self.log(f"least-squares head: {self.chosen_on} accuracy {head.accuracy:.2%}")
+            self.log(f"least-squares head: {self.chosen_on} {headline(vars(head))}")
             model = self.classifier().to(self.execution.device)
-            test = evaluate_split(config, model, self.splits.test, world)
-            self.log(f"least-squares head: test accuracy {test.accuracy:.2%} ({len(test.labels):,} images)")
+            test = evaluate_split(config, model, self.splits.test, world).with_thresholds(head.label_thresholds)
+            self.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            if head.mean_average_precision is not None:
+                record["leave_one_out_mean_average_precision"] = head.mean_average_precision
             record |= {"chosen_on": self.chosen_on, "fitted_images": images}
             data, views = self.augmented
             record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -114,11 +114,12 @@ def run(
     init_id: str | None = None,
     description: str | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
+    thresholds: Sequence[float] | None = None,
 ) -> Outcome:
     """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
 
     `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
-    evaluated, tested and saved is `finish(model)` of the trained one.
+    evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels.
     """
     world, few_shot = execution.world, None
     if config.fewshot is not None:
@@ -132,6 +133,8 @@ def run(
         test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
+        if thresholds is not None:
+            test = test.with_thresholds(thresholds)
         folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
         return Outcome(config, write_run(config, folder, splits, model, test, init_id))
 

@@ -18,7 +18,10 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.splits import stratified_subset
+from vitlab.evaluation.accuracy import headline
 from vitlab.evaluation.calibration import choose_rejection
+from vitlab.evaluation.multi_label import KEY, choose_thresholds
+from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
@@ -92,14 +95,20 @@ class FinetuneJob(JobInputs):
         return config if self.config.head is None else dataclasses.replace(config, data=self.linear.augmented[0])
 
     def train_and_test(
-        self, config: TrainConfig, path: Path, description: str | None = None, alpha: float = 1.0
+        self,
+        config: TrainConfig,
+        path: Path,
+        description: str | None = None,
+        alpha: float = 1.0,
+        thresholds: Sequence[float] | None = None,
     ) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished.
 
-        alpha: weight of the trained model in its average with the least-squares head's.
+        alpha: weight of the trained model in its average with the least-squares head's. thresholds: of each of several
+        labels.
         """
         create_model = functools.partial(self.create_model, config.seed)
-        options: dict[str, Any] = {"init_id": self.init_id, "description": description}
+        options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
         if self.config.head is not None and alpha < 1:
             head = functools.cache(self.linear.classifier)  # not fitted for a finished run
             options["finish"] = lambda model: average_weights(head(), model, alpha)
@@ -156,7 +165,13 @@ class FinetuneJob(JobInputs):
                 folder.log(METRICS, record.pop("step"), record)
             model = load_model(source / "model").to(execution.device)
             test = evaluate_split(config, model, splits.test, execution.world)
+            test = test.with_thresholds(self.thresholds(workdir, score))
             return write_run(config, folder, splits, model, test, self.init_id)
+
+    def thresholds(self, workdir: Path, score: Mapping[str, Any]) -> list[float] | None:
+        """The threshold of each of several labels that the sweep's run with this score has chosen; None without any."""
+        folder = self.sweep_folder(workdir, score["learning_rate"], score.get("steps", self.config.sweep_steps))
+        return read_json(folder / "result.json")[self.sweep_splits.val.split].get(KEY)
 
     def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
         """The record of a run of the sweep on the held-out split; None if it diverged."""
@@ -185,7 +200,11 @@ class FinetuneJob(JobInputs):
         if folder.writes and not self.config.refit:
             kept = model if head is None else average_weights(head, model, record["alpha"])
             save_model(cast(Model, kept), folder.path / "model")
-        record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
+        if evaluation.scores is not None:
+            record[KEY] = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
+            evaluation = evaluation.with_thresholds(record[KEY])
+        elif not splits.val.multi_label:
+            record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
         return evaluation.record() | record
 
     def sweep_config(self, lr: float, short: int | None = None) -> TrainConfig:
@@ -229,11 +248,12 @@ class FinetuneJob(JobInputs):
         tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
         best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
         seeds = [config.seed + number for number in range(config.runs if helps else 0)]
+        thresholds = self.thresholds(workdir, tuned) if scores and helps else None
         records = []
         for number, seed in enumerate(seeds):
             if config.refit:
                 single, path = self.run_config(best, seed), workdir / f"run-{number}"
-                records.append(self.train_and_test(single, path, f"run {number}", alpha)["test"])
+                records.append(self.train_and_test(single, path, f"run {number}", alpha, thresholds)["test"])
             else:
                 records.append(self.test_trained(workdir, tuned)["test"])
             metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
@@ -280,13 +300,15 @@ def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
     """The tests of the final runs, or that of the least-squares head, for result.json."""
-    accuracies = [record["accuracy"] for record in records]
-    return {
-        "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)],
-        "accuracy_mean": statistics.fmean(accuracies),
-        "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        "test": records[0],
+    summary: dict[str, Any] = {
+        "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)]
     }
+    for name in ("accuracy", "mean_average_precision"):
+        if name in records[0]:
+            values = [record[name] for record in records]
+            summary[f"{name}_mean"] = statistics.fmean(values)
+            summary[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    return summary | {"test": records[0]}
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -316,8 +338,7 @@ def format_score(score: Mapping[str, Any]) -> str:
     """The metrics of a learning rate as text."""
     if score["accuracy"] is None:
         return "diverged"
-    precision = score.get("mean_average_precision")
-    text = f"held-out accuracy {score['accuracy']:.2%} ({score['images']:,} images), loss {score['loss']:.4f}"
+    text = f"held-out {headline(score)} ({score['images']:,} images), loss {score['loss']:.4f}"
     if (alpha := score.get("alpha", 1.0)) < 1:
         text += f", averaged: {alpha:.0%} fine-tuned, {1 - alpha:.0%} the head's weights"
-    return text if precision is None else f"{text}, mean average precision {precision:.2%}"
+    return text
