@@ -17,6 +17,8 @@ CSV_COLUMNS = (
 )
 """label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
 index: the image's position in the data set. Names are written as by `as_cells`."""
+SET_COLUMNS = ("set_labels", "set_label_index")
+"""Further ones where each image has several labels to be predicted: those that are set by their thresholds."""
 
 
 def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
@@ -24,20 +26,35 @@ def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> N
     from vitlab.data.exclude import image_id  # not needed to train
 
     classes, predictions = evaluation.classes, evaluation.predictions.tolist()
-    labels = [evaluation.all_labels.of(row).tolist() for row in range(len(predictions))]
+    labels, names = _as_cells(evaluation.all_labels, classes)
     columns = {
         "image": [image_id(dataset, index) for index in evaluation.indices.tolist()],
-        "label": ["|".join(classes[label] for label in several) for several in labels],
+        "label": names,
         "prediction": [classes[prediction] for prediction in predictions],
         "confidence": map(str, evaluation.confidences),
         "correct": evaluation.correct.astype(int),
         "top5": evaluation.in_top5.astype(int),
         "loss": map(str, evaluation.losses),
-        "label_index": [" ".join(map(str, several)) for several in labels],
+        "label_index": labels,
         "prediction_index": predictions,
         "index": evaluation.indices,
     }
-    write_csv(path, CSV_COLUMNS, zip(*(columns[name] for name in CSV_COLUMNS), strict=True))
+    names = CSV_COLUMNS
+    if evaluation.predicted_sets is not None:
+        names += SET_COLUMNS
+        columns["set_label_index"], columns["set_labels"] = _as_cells(evaluation.predicted_sets, classes)
+    write_csv(path, names, zip(*(columns[name] for name in names), strict=True))
+
+
+def _as_cells(labels: Labels, classes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The indices and the names of each image's labels."""
+    lists = [labels.of(row).tolist() for row in range(len(labels))]
+    names = ["|".join(classes[label] for label in several) for several in lists]
+    return [" ".join(map(str, several)) for several in lists], names
+
+
+def _of_cells(cells: np.ndarray) -> Labels:
+    return Labels.of_lists([[int(label) for label in cell.split()] for cell in cells])
 
 
 def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:
@@ -48,13 +65,13 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
         header, *lines = ([*map(from_cell, row)] for row in csv.reader(io.StringIO(text, newline="")))
-        if tuple(header) != CSV_COLUMNS:
+        if tuple(header) not in (CSV_COLUMNS, CSV_COLUMNS + SET_COLUMNS):
             raise ValueError(f"its columns are {','.join(header)[:60]!r}")
-        columns = dict(zip(CSV_COLUMNS, map(np.array, zip(*lines, strict=True)), strict=True))
+        columns = dict(zip(header, map(np.array, zip(*lines, strict=True)), strict=True))
         predictions = columns["prediction_index"].astype(np.int64)
         if [classes[prediction] for prediction in predictions] != columns["prediction"].tolist():
             raise ValueError("its classes are not the model's")
-        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["label_index"]])
+        sets = _of_cells(columns["label_index"])
         evaluation = Evaluation(
             classes,
             columns["index"].astype(np.int64),
@@ -66,6 +83,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
             in_top5=columns["top5"].astype(np.int64) > 0,
             skipped=0,
             label_sets=sets if sets.several else None,
+            predicted_sets=_of_cells(columns["set_label_index"]) if "set_labels" in columns else None,
         )
     except (ValueError, IndexError, csv.Error) as error:
         raise UserError(

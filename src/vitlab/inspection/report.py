@@ -74,11 +74,14 @@ class RunSection:
     confusion: Int[np.ndarray, "K K"] | None = None
     """Counts over the test images; rows are labels, columns predictions."""
     per_class: Sequence[Mapping[str, Any]] = ()
-    """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`."""
+    """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`; or as in
+    `label_rows`."""
+    thresholds: str | None = None
+    """Of several labels: where the thresholds of `per_class` come from."""
     calibration: Sequence[np.ndarray] | None = None
     """Counts, accuracies and mean confidences of `plots.reliability`."""
     mistakes: Sequence[PageImage] | None = None
-    """Test images that were predicted wrongly, the most confident first; None where they are missing."""
+    """Test images that were predicted wrongly, the worst first; None where they are missing."""
     attended: bool = False
     """Whether each of `mistakes` is beside itself under its rollout."""
     attention: Drawing | None = None
@@ -131,13 +134,16 @@ class RunSection:
         present = [row for row in self.per_class if row["images"] or row["precision"] is not None]
         if not present:
             return None
-        metric = "recall" if "recall" in present[0] else "accuracy"
-        present.sort(key=lambda row: math.inf if row[metric] is None else row[metric])
+        metrics = ("recall" if "recall" in present[0] else "accuracy", "precision")
+        if "f1" in present[0]:
+            metrics = ("average_precision", "precision", "recall", "f1", "threshold")
+        present.sort(key=lambda row: math.inf if row[metrics[0]] is None else row[metrics[0]])
         rows = []
         for row in present[:MAX_CLASSES]:
-            percents = ("-" if row[key] is None else f"{row[key]:.1%}" for key in (metric, "precision"))
+            percents = ("-" if row[key] is None else f"{row[key]:.1%}" for key in metrics)
             rows.append((row["class"], f"{row['images']:,}", *percents))
-        return {"metric": metric, "rows": rows, "count": len(present)}
+        head = ("class", "images", *(metric.replace("_", " ") for metric in metrics))
+        return {"metric": metrics[0], "head": head, "rows": rows, "count": len(present)}
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from vitlab.data.classes import require_two_classes
 from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.accuracy import format_evaluation, headline
+from vitlab.evaluation.summary import format_evaluation, headline
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.automatic import (

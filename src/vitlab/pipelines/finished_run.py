@@ -27,6 +27,7 @@ from vitlab.evaluation.predictions import read_predictions
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
 from vitlab.inspection.report import DataSection, RunSection
+from vitlab.io import read_json
 from vitlab.models.vit import ViT
 from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
 from vitlab.pipelines.estimate import MAX_COMPARED
@@ -137,8 +138,9 @@ class Run:
         With a device, a Vision Transformer's attention in these images is computed there.
         """
         test, record = self.test, self.test.record()
-        wrong = np.flatnonzero(~test.correct)
-        wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
+        if several := test.predicted_sets is not None:  # average precision needs the scores, which were not written
+            record = read_json(self.folder / "result.json")["test"]
+        wrong = self._wrong()[:MISTAKES]
         mistakes, missing, attended = None, "", None
         try:
             images = self.preprocessed(wrong)
@@ -149,18 +151,23 @@ class Run:
         except ValueError as error:
             missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
+        if (precision := self.metadata.get("test_mean_average_precision")) is None:
+            main = {"Test accuracy": f"{test.accuracy:.1%}"}
+            main["95% confidence interval"] = "{:.1%} to {:.1%}".format(*record["accuracy_interval"])
+        else:
+            main = {"Mean average precision": f"{precision:.1%}"}
         more = {
-            "Mean average precision": self.metadata.get("test_mean_average_precision"),
+            "Mean F1 of the labels": record.get("f1"),
+            "Images with exactly their labels": record.get("exact_match"),
             "Balanced accuracy": record.get("balanced_accuracy"),
+            "Expected calibration error": record.get("expected_calibration_error"),
         }
         return RunSection(
             name=name or self.title,
             explanation=(explanation or f"The run in {self.folder}.") + missing,
             numbers={
-                "Test accuracy": f"{test.accuracy:.1%}",
-                "95% confidence interval": "{:.1%} to {:.1%}".format(*record["accuracy_interval"]),
+                **main,
                 **{title: f"{value:.1%}" for title, value in more.items() if value is not None},
-                "Expected calibration error": f"{record['expected_calibration_error']:.1%}",
                 "Test images": f"{len(test.labels):,}",
                 "Training images": f"{self.settings['examples']:,}",
                 "Training steps": f"{max((record['step'] for record in records), default=0):,}",
@@ -169,10 +176,19 @@ class Run:
             classes=test.classes,
             confusion=test.confusion if test.label_sets is None else None,
             per_class=record["per_class"],
-            calibration=test.calibration,
+            thresholds=record.get("thresholds"),
+            calibration=None if several else test.calibration,
             mistakes=mistakes,
             attended=attended is not None,
         )
+
+    def _wrong(self) -> Int[np.ndarray, " n"]:
+        """Rows of the wrong predictions, the most confident first; of several labels, those of the images with other
+        labels than were set, most wrong ones first, then highest loss."""
+        test = self.test
+        wrong = np.flatnonzero(~test.correct if test.predicted_sets is None else test.wrong_labels)
+        badness = (test.confidences,) if test.predicted_sets is None else (test.losses, test.wrong_labels)
+        return wrong[np.lexsort([-values[wrong] for values in badness])]
 
     def data_section(self, search: bool = True) -> DataSection:
         """Near-duplicates between the training and the test images, if they are searched, and the unreadable files of
@@ -237,6 +253,14 @@ class Run:
         prediction = test.classes[test.predictions[row]]
         label = self.label(row)
         caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
+        if test.predicted_sets is not None:
+            labels, predicted = (set(sets.of(row).tolist()) for sets in (test.all_labels, test.predicted_sets))
+            differences = {"missing": labels - predicted, "too many": predicted - labels}
+            names = {
+                title: ", ".join(test.classes[c] for c in sorted(several)) for title, several in differences.items()
+            }
+            caption = "\n".join(f"{title}: {text}" for title, text in names.items() if text) + f"\nlabels: {label}"
+            prediction = ", ".join(test.classes[c] for c in sorted(predicted)) or "none of the classes"
         alt = f"An image of {label} predicted as {prediction}."
         if image.shape[2] == 3:
             return PageImage(encode(fit(image, 192)), alt, 96, caption)

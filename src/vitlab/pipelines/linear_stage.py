@@ -20,11 +20,12 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.downloads import cache_folder
 from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss, headline
+from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss
 from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.evaluation.multi_label import mean_average_precision
+from vitlab.evaluation.summary import headline
 from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, evaluate_split, evaluation_options, run_settings, write_run

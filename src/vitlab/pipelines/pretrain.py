@@ -17,7 +17,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import identity
 from vitlab.data.identity import identify, names_and_labels
 from vitlab.data.registry import check_source
-from vitlab.evaluation.accuracy import evaluate, format_evaluation
+from vitlab.evaluation.accuracy import evaluate
 from vitlab.evaluation.fewshot import create_fewshot_evaluator
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import (
@@ -28,6 +28,7 @@ from vitlab.evaluation.masked import (
 )
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
+from vitlab.evaluation.summary import format_evaluation
 from vitlab.pipelines.splits import Splits, load_splits, with_measured_range
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World

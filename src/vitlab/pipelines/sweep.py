@@ -18,9 +18,9 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.splits import stratified_subset
-from vitlab.evaluation.accuracy import headline
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.multi_label import KEY, choose_thresholds
+from vitlab.evaluation.summary import headline
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model

@@ -58,12 +58,14 @@ def _metadata(library: str, name: str, config: ModelConfig, card: Mapping[str, A
     from huggingface_hub import EvalResult, ModelCardData  # slow to import
 
     task = "image-classification" if config.num_classes else "image-feature-extraction"
+    several = "test_mean_average_precision" in card
+    metric = "mean_average_precision" if several else "accuracy"
     result = EvalResult(
         task_type="image-classification",
         dataset_type=(dataset or "").removeprefix("hub:"),
         dataset_name=(dataset or "").removeprefix("hub:"),
-        metric_type="accuracy",
-        metric_value=card.get("test_accuracy"),
+        metric_type=metric,
+        metric_value=card.get(f"test_{metric}"),
     )
     return ModelCardData(
         library_name=LIBRARIES[library],
@@ -72,7 +74,7 @@ def _metadata(library: str, name: str, config: ModelConfig, card: Mapping[str, A
         base_model=_hub_id(card.get("source")),
         datasets=_hub_id(dataset),
         model_name=name,
-        eval_results=[result] if dataset and "test_accuracy" in card else None,
+        eval_results=[result] if dataset and f"test_{metric}" in card else None,
     ).to_yaml()
 
 
@@ -98,13 +100,32 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
         "images": Preprocessing.read(card, "the card", config.image_size).describe(),
         "classes": names,
         "trained on": dataset,
-        "test accuracy": _accuracy(card) if dataset and "test_accuracy" in card else None,
-        "mean average precision": _percent(card, "test_mean_average_precision"),
-        "balanced accuracy": _percent(card, "test_balanced_accuracy"),
-        "expected calibration error": _percent(card, "test_expected_calibration_error"),
+        **(_several(card) if "test_mean_average_precision" in card else _one(card, dataset)),
         "initial weights": card.get("start"),
         "weights": _average(card),
         "converted from": card.get("source") if _hub_id(card.get("source")) else None,
+    }
+
+
+def _one(card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
+    """The test of a model of one label per image."""
+    return {
+        "test accuracy": _accuracy(card) if dataset and "test_accuracy" in card else None,
+        "balanced accuracy": _percent(card, "test_balanced_accuracy"),
+        "expected calibration error": _percent(card, "test_expected_calibration_error"),
+    }
+
+
+def _several(card: Mapping[str, Any]) -> dict[str, str | None]:
+    """The test of a model of several labels per image, and the thresholds from which they are set."""
+    named = zip(card.get("classes") or (), card.get("label_thresholds") or (), strict=False)
+    thresholds = [f"{name} {threshold:.3f}" for name, threshold in named]
+    more = ", ..." if len(thresholds) > CLASSES else ""
+    return {
+        "mean average precision": _percent(card, "test_mean_average_precision"),
+        "mean F1": _percent(card, "test_f1"),
+        "images with exactly their labels": _percent(card, "test_exact_match"),
+        "thresholds of the labels": ", ".join(thresholds[:CLASSES]) + more or "0.5",
     }
 
 
