@@ -226,8 +226,8 @@ def evaluate(
                     f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
-            measured = _measure(logits, batch, evaluation_loss(dataset))
-            results.append({name: measured[name] for name in columns})
+            result = _measure(logits, batch, evaluation_loss(dataset))
+            results.append({name: result[name] for name in columns})
     columns = world.all_gather(
         {
             name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
@@ -237,13 +237,13 @@ def evaluate(
     if not len(columns["indices"]):
         raise nothing_readable(dataset)
     order = np.argsort(columns["indices"])
-    columns = {name: values[order] for name, values in columns.items()}
+    measured: dict[str, Any] = {name: values[order] for name, values in columns.items()}
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     evaluation = Evaluation(
         dataset.classes,
-        **columns,
+        **measured,
         skipped=len(dataset) - len(order),
-        label_sets=None if dataset.label_sets is None else dataset.label_sets.take(columns["indices"]),
+        label_sets=None if dataset.label_sets is None else dataset.label_sets.take(measured["indices"]),
         left_out=dataset.left_out,
         full_size=dataset.full_size,
         computed_in=str(dtype).removeprefix("torch."),
@@ -251,7 +251,7 @@ def evaluate(
     return evaluation.with_thresholds(None)
 
 
-_COLUMNS: dict[str, Any] = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
+_COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
 _COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
 _COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
 

@@ -31,10 +31,12 @@ OFFSETS = (*NEAR, *((2.5 * dx, 2.5 * dy) for dx, dy in NEAR))
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Loss, accuracy and learning rate over `step`, from records (of metrics.jsonl): keys that end in these words."""
+    """Loss, accuracy (of several labels mean average precision) and learning rate over `step`, from records (of
+    metrics.jsonl): keys that end in these words."""
     names = dict.fromkeys(key for record in records for key in record)
-    panels = []
-    for title, ending in (("Loss", "loss"), ("Accuracy", "accuracy"), ("Learning rate", "lr")):
+    panels, several = [], any(name.endswith("mean_average_precision") for name in names)
+    metric = "mean_average_precision" if several else "accuracy"
+    for title, ending in (("Loss", "loss"), (metric.replace("_", " ").capitalize(), metric), ("Learning rate", "lr")):
         series = []
         for name in (name for name in names if name.endswith(ending)):
             points = [(r["step"], r[name]) for r in records if r.get(name) is not None and math.isfinite(r[name])]
@@ -42,7 +44,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
                 steps, values = zip(*points, strict=True)
                 series.append(Series(name.replace("_", " "), steps, values))
         if series:
-            panels.append(Panel(title, "step", "", series, percent=ending == "accuracy"))
+            panels.append(Panel(title, "step", "", series, percent=ending == metric))
     return panels
 
 
