@@ -1,7 +1,6 @@
 """The commands that evaluate a checkpoint as it is: on a test set, with few shots, by probes, on single images."""
 
 import contextlib
-import dataclasses
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +157,7 @@ class Predict:
     """Classes per image."""
     reject_below: float | Literal["auto"] | None = None
     """Say "not sure" of images whose highest probability is below this one; auto is the checkpoint's own threshold,
-    chosen on held-out images."""
+    chosen on held-out images. Not for several labels, each of which has its threshold."""
     csv: Path | None = None
     """CSV file for the predictions, with a row for each image as soon as it is done."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
@@ -188,7 +187,7 @@ class Predict:
 
     def _print(self, prediction: "Prediction") -> None:
         try:
-            print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
+            print_result(prediction.record(), self.json, prediction.as_line(), lines=True)
         except BrokenPipeError:  # the reader has ended (`| head`), and the file is still to be completed
             if self.csv is None:
                 raise

@@ -80,6 +80,20 @@ def set_labels(logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None)
     return logits.float().sigmoid() >= limits.to(logits.device, torch.float32)
 
 
+def labels_of(
+    logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None, classes: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """The names of the labels that are set for each image, most probable first."""
+    chosen = set_labels(logits, thresholds)
+    order = logits.argsort(dim=1, descending=True, stable=True)
+    return [tuple(classes[int(c)] for c in row if hot[c]) for row, hot in zip(order.tolist(), chosen.tolist(), strict=True)]
+
+
+def describe_thresholds(thresholds: Sequence[float] | None) -> str:
+    """Where they come from."""
+    return "chosen on held-out images" if thresholds else f"none is stored, so {DEFAULT_THRESHOLD} for every label"
+
+
 def to_labels(hot: Bool[np.ndarray, "n K"]) -> Labels:
     """The inverse of `Labels.multi_hot`."""
     return Labels(np.nonzero(hot)[1], np.concatenate([[0], np.cumsum(hot.sum(axis=1))]))
@@ -114,8 +128,8 @@ def label_rows(
 
 def label_summary(rows: Sequence[Mapping[str, Any]], thresholds: Sequence[float] | None) -> dict[str, Any]:
     """Mean F1 over the labels that have images, and where the thresholds come from."""
-    source = "chosen on held-out images" if thresholds else f"none is stored, so {DEFAULT_THRESHOLD} for every label"
-    return {"f1": _mean([row["f1"] for row in rows if row["images"]]), "thresholds": source}
+    mean = _mean([row["f1"] for row in rows if row["images"]])
+    return {"f1": mean, "thresholds": describe_thresholds(thresholds)}
 
 
 def _mean(values: Sequence[float | None]) -> float:

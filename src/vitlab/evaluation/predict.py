@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
+from vitlab.evaluation.multi_label import describe_thresholds, labels_of, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.io import as_cells
@@ -34,13 +36,22 @@ class Prediction:
     error: str | None = None
     rejected: bool = False
     """Whether the highest probability is below `reject_below`."""
+    labels: tuple[str, ...] | None = None
+    """Of a model of several labels per image: those whose probability reaches their threshold, most probable first."""
 
     def describe(self) -> str:
         """The classes, or the error, as text."""
         if self.error is not None:
             return f"cannot be read: {self.error}"
         text = ", ".join(f"{quoted(name)} {probability:.1%}" for name, probability in self.top)
+        if self.labels is not None:
+            return f"{', '.join(map(quoted, self.labels)) or 'no label'} ({text})"
         return f"not sure ({text})" if self.rejected else text
+
+    def record(self) -> dict[str, Any]:
+        """The prediction as plain data; `labels` where the model has several."""
+        record = dataclasses.asdict(self)
+        return record if self.labels is not None else {name: record[name] for name in record if name != "labels"}
 
     def as_line(self) -> str:
         return f"{quoted(self.path)}: {self.describe()}"
@@ -58,15 +69,23 @@ def predict(
     """The `top` most probable classes of every image in `sources`, in any form of `ImageSource`.
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
-    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An image that cannot be read gives
-    a prediction with its error. They have the order of `sources`. Raises UserError without any image, for auto without
-    a threshold, and for missing paths and invalid arrays, unless they come from an iterator.
+    metadata (`choose_rejection`). A model of several labels per image (`multi_label`) sets each from its threshold in
+    the metadata, or 0.5. `log` receives a description of the preprocessing. An image that cannot be read gives a
+    prediction with its error. They have the order of `sources`. Raises UserError without any image, for auto without a
+    threshold, for `reject_below` with several labels, and for missing paths and invalid arrays, unless they come from
+    an iterator.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
     if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
+    several, thresholds = bool(loaded.metadata.get("multi_label")), None
+    if several and reject_below is not None:
+        raise UserError(
+            f"{checkpoint} has several labels for an image, each set from a threshold of its own, so that reject_below "
+            f"does not apply; leave it out."
+        )
     threshold = _stored_threshold(loaded.metadata, str(checkpoint)) if reject_below == "auto" else reject_below or 0.0
     images = find_images(sources)
     if isinstance(sources, Sequence):
@@ -76,6 +95,9 @@ def predict(
     names = class_names(loaded.metadata, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
     log(f"images: {loaded.preprocessing.describe()}")
+    if several:
+        thresholds = stored_thresholds(loaded.metadata, config.num_classes)
+        log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
     batch: list[tuple[str, torch.Tensor]] = []
@@ -87,12 +109,13 @@ def predict(
                 logits = model(pixels).float()
             classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
             values = class_probabilities(logits, loaded.metadata).gather(1, classes)
-            for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
+            sets = labels_of(logits, thresholds, names) if several else [None] * len(batch)
+            for (path, _), row, numbers, labels in zip(batch, values.tolist(), classes.tolist(), sets, strict=True):
                 if not all(map(math.isfinite, row)):
                     yield Prediction(path, error=f"the model's outputs are not finite in {options.precision}")
                     continue
                 best = tuple(zip([names[number] for number in numbers], row, strict=True))
-                yield Prediction(path, best, rejected=row[0] < threshold)
+                yield Prediction(path, best, rejected=row[0] < threshold, labels=labels)
         batch.clear()
 
     for path, image in images:
@@ -130,28 +153,30 @@ def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
 
 @contextlib.contextmanager
 def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
-    """Yields a function that writes an image's row to the CSV file `path`: classes, probabilities, `rejected`, `error`.
+    """Yields a function that writes an image's row to the CSV file `path`: classes, probabilities, `rejected`, `error`,
+    and of a model of several labels those that are set, joined by |.
 
     The file is opened at once; with its first row it replaces an earlier one. Each row is written as it comes, so that
     what is done is kept when the command ends early. Unreadable images before the first prediction, from which the
     number of columns is known, follow with it.
     """
-    waiting, columns, is_new = list[Prediction](), 0, not path.exists()
+    waiting, columns, is_new, several = list[Prediction](), 0, not path.exists(), False
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
 
         def write_waiting(width: int) -> None:
-            nonlocal columns
+            nonlocal columns, several
             if not columns:
                 if file.seekable():
                     file.truncate(0)
                 ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
-                columns = len(ranked)
-                table.writerow(("image", *ranked, "rejected", "error"))
+                columns, several = len(ranked), waiting[-1].labels is not None
+                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * several))
             for prediction in waiting:
                 cells = [cell for pair in prediction.top for cell in pair] or [""] * columns
                 row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
+                row += ["|".join(prediction.labels or ())] * several
                 table.writerow(as_cells(row))
             waiting.clear()
             file.flush()
