@@ -11,6 +11,7 @@ from vitlab.data.decode import IMAGE_FORMATS, Levels, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
 from vitlab.evaluation.load import load_for_evaluation
+from vitlab.evaluation.multi_label import describe_thresholds, labels_set, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
@@ -122,10 +123,13 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     classes = class_names(checkpoint.metadata, model.config.num_classes)
     (probabilities,) = class_probabilities(torch.from_numpy(captured.logits), checkpoint.metadata).numpy()
     predictions = top_classes(probabilities, classes, TOP)
+    labels = labels_set(captured.logits, classes, checkpoint.metadata)
+    thresholds = labels and describe_thresholds(stored_thresholds(checkpoint.metadata, len(classes)))
     return render(
         "result.html.j2",
         predictions=predictions,
         classes=len(classes),
-        view=view(captured, 0, name, pixels, predictions, caption),
+        thresholds=thresholds,
+        view=view(captured, 0, name, pixels, predictions, caption, None if labels is None else labels[0]),
         distances=figures.distances(captured.image_distances[0], captured.layers).image,
     )

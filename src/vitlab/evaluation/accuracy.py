@@ -28,7 +28,6 @@ from vitlab.evaluation.load import (
     nothing_readable,
 )
 from vitlab.evaluation.multi_label import (
-    KEY,
     label_rows,
     label_summary,
     mean_average_precision,
@@ -41,6 +40,7 @@ from vitlab.evaluation.summary import format_evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import LossKind, class_targets
+from vitlab.weights.folder import THRESHOLDS
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27
@@ -160,7 +160,7 @@ class Evaluation:
         if self.predicted_sets is not None:  # of the highest label alone, accuracy says little
             names = ("mean_average_precision", "images") + (() if self.scores is None else ("f1", "exact_match"))
         metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
-        return metadata if self.thresholds is None else metadata | {KEY: list(self.thresholds)}
+        return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())

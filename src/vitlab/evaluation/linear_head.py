@@ -11,9 +11,10 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
-from vitlab.evaluation.multi_label import KEY, choose_thresholds, mean_average_precision
+from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
 from vitlab.train.objectives import LossKind, classification_loss
+from vitlab.weights.folder import THRESHOLDS
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
 """From 1 to 10^5."""
@@ -97,7 +98,7 @@ def least_squares_head(
         hot, held_out = target.numpy(), logits.numpy().astype(np.float32)
         several = {
             "mean_average_precision": mean_average_precision(hot, held_out),
-            KEY: choose_thresholds(hot, held_out),
+            THRESHOLDS: choose_thresholds(hot, held_out),
         }
     if groups is not None and not refit:
         rest = np.flatnonzero(groups < 0)

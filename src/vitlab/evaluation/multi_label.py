@@ -10,12 +10,11 @@ from torch import Tensor
 
 from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
+from vitlab.weights.folder import THRESHOLDS
 
 DEFAULT_THRESHOLD = 0.5
 MIN_POSITIVES = 10
 """Images with a label from which it has a threshold of its own; rarer labels share that of all labels together."""
-KEY = "label_thresholds"
-"""Of the metadata and of a sweep's records: the threshold of each label, in the order of `classes`."""
 
 
 def average_precisions(labels: Bool[np.ndarray, "n K"], scores: Float[np.ndarray, "n K"]) -> list[float | None]:
@@ -63,13 +62,13 @@ def _best_threshold(labels: Bool[np.ndarray, " m"], probabilities: Float32[np.nd
 
 def stored_thresholds(metadata: Mapping[str, Any], classes: int) -> list[float] | None:
     """The thresholds in a checkpoint's metadata, None without any. Raises UserError for invalid ones."""
-    if (thresholds := metadata.get(KEY)) is None:
+    if (thresholds := metadata.get(THRESHOLDS)) is None:
         return None
     valid = isinstance(thresholds, list) and all(type(t) in (int, float) and 0 <= t <= 1 for t in thresholds)
     if not valid or len(thresholds) != classes:
         raise UserError(
-            f"{KEY} in the checkpoint's metadata must be a list of {classes} numbers from 0 to 1, one for each label; "
-            f"correct it, or remove it: {DEFAULT_THRESHOLD} is then the threshold of every label."
+            f"{THRESHOLDS} in the checkpoint's metadata must be a list of {classes} numbers from 0 to 1, one for each "
+            f"label; correct it, or remove it: {DEFAULT_THRESHOLD} is then the threshold of every label."
         )
     return thresholds
 
@@ -84,9 +83,18 @@ def labels_of(
     logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None, classes: Sequence[str]
 ) -> list[tuple[str, ...]]:
     """The names of the labels that are set for each image, most probable first."""
-    chosen = set_labels(logits, thresholds)
-    order = logits.argsort(dim=1, descending=True, stable=True)
-    return [tuple(classes[int(c)] for c in row if hot[c]) for row, hot in zip(order.tolist(), chosen.tolist(), strict=True)]
+    chosen = set_labels(logits, thresholds).tolist()
+    order = logits.argsort(dim=1, descending=True, stable=True).tolist()
+    return [tuple(classes[int(c)] for c in row if hot[c]) for row, hot in zip(order, chosen, strict=True)]
+
+
+def labels_set(
+    logits: Float[np.ndarray, "n K"], classes: Sequence[str], metadata: Mapping[str, Any]
+) -> list[tuple[str, ...]] | None:
+    """`labels_of` by the thresholds in the metadata of a model of several labels; None for any other model."""
+    if not metadata.get("multi_label"):
+        return None
+    return labels_of(torch.from_numpy(logits), stored_thresholds(metadata, len(classes)), classes)
 
 
 def describe_thresholds(thresholds: Sequence[float] | None) -> str:

@@ -183,6 +183,8 @@ class Inspection:
     """The same images as the model sees them."""
     predictions: Sequence[Sequence[tuple[str, float]]] = ()
     """The most probable classes of these images and their probabilities, largest first; empty without a head."""
+    labels: Sequence[tuple[str, ...]] | None = None
+    """Of a model of several labels per image: those that are set for these images."""
     unreadable: Sequence[tuple[str, str]] = ()
     """Path and reason of each image that is left out."""
 
@@ -225,7 +227,14 @@ def checkpoint_page(
     if "dataset" in inspection.metadata:
         details["trained on"] = str(inspection.metadata["dataset"])
     views = [
-        view(capture, i, "/".join(Path(name).parts[-2:]), inspection.images[i], inspection.predictions[i])
+        view(
+            capture,
+            i,
+            "/".join(Path(name).parts[-2:]),
+            inspection.images[i],
+            inspection.predictions[i],
+            labels=None if inspection.labels is None else inspection.labels[i],
+        )
         for i, name in enumerate(inspection.names)
         if capture
     ]
@@ -254,11 +263,13 @@ def view(
     image: UInt8[np.ndarray, "H W 3"],
     predictions: Sequence[tuple[str, float]],
     caption: str = "Input",
+    labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The values of templates/viewer.html.j2 for one image of a capture.
 
     The maps are tiles of one PNG, the sprite, which static/viewer.js draws over the image. It has both rollouts in its
     first row, then a row for each layer with the mean over its heads, then each head. image: as the model sees it.
+    labels: those that are set, by a model of several per image.
     """
     heads = capture.heads[index]
     layer_count, head_count, h, w = heads.shape
@@ -271,6 +282,7 @@ def view(
         "caption": caption,
         "pixels": image.shape[:2],
         "predictions": predictions,
+        "labels": labels,
         "sprite": _sprite(maps),
         "grid": (h, w),
         "layers": json.dumps(capture.layers),

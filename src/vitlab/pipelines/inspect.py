@@ -15,6 +15,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
+from vitlab.evaluation.multi_label import labels_set
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
@@ -223,8 +224,15 @@ def _capture(
     classes = class_names(inspection.metadata, model.config.num_classes)
     probabilities = class_probabilities(torch.from_numpy(captured.logits), inspection.metadata)
     predictions = [top_classes(row, classes, top) for row in probabilities.numpy()]
+    labels = labels_set(captured.logits, classes, inspection.metadata)
     return replace(
-        inspection, capture=captured, names=names, images=images, predictions=predictions, unreadable=unreadable
+        inspection,
+        capture=captured,
+        names=names,
+        images=images,
+        predictions=predictions,
+        labels=labels,
+        unreadable=unreadable,
     )
 
 
@@ -247,4 +255,6 @@ def _result(inspection: Inspection) -> dict[str, Any]:
             {"path": name, "predictions": [{"class": c, "probability": p} for c, p in predictions]}
             for name, predictions in zip(inspection.names, inspection.predictions, strict=True)
         ]
+        for shown, labels in zip(result["shown"], inspection.labels or (), strict=False):
+            shown["labels"] = list(labels)
     return result

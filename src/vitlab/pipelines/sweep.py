@@ -19,7 +19,7 @@ from torch import nn
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.splits import stratified_subset
 from vitlab.evaluation.calibration import choose_rejection
-from vitlab.evaluation.multi_label import KEY, choose_thresholds
+from vitlab.evaluation.multi_label import choose_thresholds
 from vitlab.evaluation.summary import headline
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
@@ -33,6 +33,7 @@ from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
+from vitlab.weights.folder import THRESHOLDS
 
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
@@ -171,7 +172,7 @@ class FinetuneJob(JobInputs):
     def thresholds(self, workdir: Path, score: Mapping[str, Any]) -> list[float] | None:
         """The threshold of each of several labels that the sweep's run with this score has chosen; None without any."""
         folder = self.sweep_folder(workdir, score["learning_rate"], score.get("steps", self.config.sweep_steps))
-        return read_json(folder / "result.json")[self.sweep_splits.val.split].get(KEY)
+        return read_json(folder / "result.json")[self.sweep_splits.val.split].get(THRESHOLDS)
 
     def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
         """The record of a run of the sweep on the held-out split; None if it diverged."""
@@ -201,8 +202,8 @@ class FinetuneJob(JobInputs):
             kept = model if head is None else average_weights(head, model, record["alpha"])
             save_model(cast(Model, kept), folder.path / "model")
         if evaluation.scores is not None:
-            record[KEY] = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
-            evaluation = evaluation.with_thresholds(record[KEY])
+            record[THRESHOLDS] = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
+            evaluation = evaluation.with_thresholds(record[THRESHOLDS])
         elif not splits.val.multi_label:
             record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
         return evaluation.record() | record

@@ -40,6 +40,22 @@ WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 RETRY = "take another copy of the folder"
 PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
 """The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
+THRESHOLDS = "label_thresholds"
+"""The probability from which each of these classes is set, in their order; a name of ours, which both ignore."""
+
+
+def multi_label_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json of the other formats says of a model of several labels per image; empty for any other."""
+    if not metadata.get("multi_label"):
+        return {}
+    return {PROBLEM_TYPE: MULTI_LABEL} | {name: metadata[name] for name in (THRESHOLDS,) if name in metadata}
+
+
+def multi_label_metadata(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `multi_label_settings`."""
+    if settings.get(PROBLEM_TYPE) != MULTI_LABEL:
+        return {}
+    return {"multi_label": True} | {name: settings[name] for name in (THRESHOLDS,) if name in settings}
 
 
 def write_vitlab(model: nn.Module, folder: Path, extra: Mapping[str, Any]) -> None:

@@ -35,11 +35,10 @@ from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import (
     CONFIG,
-    MULTI_LABEL,
-    PROBLEM_TYPE,
     README,
     WEIGHTS,
     check_classes,
+    multi_label_metadata,
     read_safetensors,
     read_settings,
     write_files,
@@ -100,11 +99,9 @@ def metadata_huggingface(folder: Path) -> dict[str, Any]:
     """`preprocessing` where the folder has one, `classes` where they have names, `multi_label` of a sigmoid."""
     kind, settings = _read_config(folder)
     images, classes = read_images(folder), read_classes(settings)
-    metadata: dict[str, Any] = {}
+    metadata = multi_label_metadata(settings)
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         metadata["classes"] = classes
-    if settings.get(PROBLEM_TYPE) == MULTI_LABEL:
-        metadata["multi_label"] = True
     if images:
         patch_size = settings.get("vision_config", settings).get("patch_size")
         metadata["preprocessing"] = read_preprocessing(images, kind, folder).for_patches(patch_size or 1).to_metadata()

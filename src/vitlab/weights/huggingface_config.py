@@ -17,7 +17,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConf
 from vitlab.models.image_size import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing, pair
 from vitlab.settings import read_fields
-from vitlab.weights.folder import CONFIG, MULTI_LABEL, PROBLEM_TYPE, processed_size, read_settings
+from vitlab.weights.folder import CONFIG, multi_label_settings, processed_size, read_settings
 from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
 from vitlab.weights.json_fields import HUGGINGFACE_IMAGES, HUGGINGFACE_SIZE, NAMES
 from vitlab.weights.layout import count_units, require_shape
@@ -307,7 +307,7 @@ def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
         labels = list(metadata.get("classes") or (f"LABEL_{i}" for i in range(config.num_classes)))
         settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
         settings["label2id"] = {label: i for i, label in enumerate(labels)}
-    settings |= {PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}
+    settings |= multi_label_settings(metadata)
     return {"architectures": [CLASSES[kind] + suffix], "model_type": kind, **settings}
 
 

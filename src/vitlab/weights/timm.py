@@ -155,7 +155,7 @@ def metadata_timm(
     settings = TimmConfig.read(path / CONFIG)
     metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
     metadata |= {"classes": list(settings.classes)} if settings.classes else {}
-    return metadata | ({"multi_label": True} if settings.multi_label else {})
+    return {**metadata, **settings.multi_label}
 
 
 def _open(

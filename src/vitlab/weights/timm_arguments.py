@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, processed_size
+from vitlab.weights.folder import multi_label_settings, processed_size
 from vitlab.weights.layout import check_supported
 from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, EVA, rotary_args
 from vitlab.weights.timm_config import GROUP_NORM_EPS
@@ -65,7 +65,7 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
         "model_args": args,
         "pretrained_cfg": pretrained_cfg,
         **({} if classes is None else {"label_names": list(classes)}),
-        **({PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}),
+        **multi_label_settings(metadata),
     }
 
 

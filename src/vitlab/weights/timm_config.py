@@ -15,7 +15,7 @@ from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
-from vitlab.weights.folder import MULTI_LABEL, PROBLEM_TYPE, read_settings
+from vitlab.weights.folder import multi_label_metadata, read_settings
 from vitlab.weights.json_fields import NAMES, TIMM
 from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import (
@@ -70,7 +70,8 @@ class TimmConfig:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     classes: tuple[str, ...] = ()
-    multi_label: bool = False
+    multi_label: Mapping[str, Any] = field(default_factory=dict)
+    """`multi_label_metadata`."""
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     eps: float | None = None
     """LayerNorm's; None is the architecture's."""
@@ -94,7 +95,7 @@ class TimmConfig:
                 mean=tuple(map(float, pretrained_cfg.get("mean", IMAGENET[0]))),
                 std=tuple(map(float, pretrained_cfg.get("std", IMAGENET[1]))),
                 classes=_read_names(names, path),
-                multi_label=settings.get(PROBLEM_TYPE) == MULTI_LABEL,
+                multi_label=multi_label_metadata(settings),
                 preprocessing=_read_preprocessing(architecture, pretrained_cfg, args, path),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
