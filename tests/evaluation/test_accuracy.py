@@ -93,6 +93,9 @@ def test_every_image_once_in_order_in_evaluation_mode(logits: Tensor) -> None:
         evaluate(model, images(N, 9), (4, 4))
 
 
+SEVERAL = ("mean_average_precision", "f1", "exact_match", "images")
+
+
 def mean_average_precision(logits: Tensor, lists: list[list[int]]) -> float:
     """By its definition: the mean precision at each image of a class, in the order of the class's logits."""
     averages = []
@@ -140,6 +143,9 @@ def test_figures_against_a_plain_loop(logits: Tensor, kind: str) -> None:
         assert f"mean average precision {expected['mean_average_precision']:.2%}" in result.as_table()
     assert result.metrics() == pytest.approx(expected)
     assert (result.record()["images"], result.record().get("left_out")) == (N, 4 if several else None)
+    if kind == "several":  # its rows are those of test_multi_label.py
+        assert result.metadata().keys() == {f"test_{name}" for name in SEVERAL}
+        return
     for k, per_class in enumerate(result.per_class()):
         members = [i for i in range(N) if k in lists[i]]
         predicted = [i for i in range(N) if logits[i].argmax() == k]
@@ -199,6 +205,7 @@ def test_mean_average_precision_is_that_of_scikit_learn(logits: Tensor, monkeypa
     rounded[0, 0] = math.nan
     assert math.isnan(evaluate(Table(rounded), dataset, (4, 4), SKIP).metrics()["mean_average_precision"])
     alternatives = dataclasses.replace(dataset, alternatives=True)
+    assert "accuracy_interval" in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
     assert "mean_average_precision" not in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
     monkeypatch.setattr(accuracy, "MAX_SCORES", N * K - 1)
     assert "mean_average_precision" not in evaluate(Table(logits), dataset, (4, 4), SKIP).record()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from sklearn.metrics import f1_score
 
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.linear_head import LOGIT_SCALES, _best_scale, least_squares_head
@@ -128,6 +129,11 @@ def test_several_labels() -> None:
     probabilities = 1 / (1 + np.exp(-head.logits(x)))
     assert ((probabilities > 0.5) == sets).mean() > 0.75
     assert 0.5 < head.accuracy <= 1
+    assert head.reject_below is None  # which of several labels would be rejected?
+    assert 0.75 < (head.mean_average_precision or 0) <= 1
+    assert head.label_thresholds is not None
+    decided = probabilities >= np.array(head.label_thresholds)
+    assert f1_score(sets, decided, average="macro") > 0.8
 
 
 @pytest.mark.parametrize("distilled", [False, True])

@@ -168,6 +168,40 @@ def test_saturated_probabilities_are_ranked_by_their_logits(workdir: Path, image
 
 
 @pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize(("thresholds", "labels"), [([0.9, 0.99, 0.2], ("2", "0")), (None, ("1", "2"))])
+def test_labels_are_set_by_their_thresholds(
+    thresholds: list[float] | None, labels: tuple[str, ...], workdir: Path, images: list[str], tmp_path: Path
+) -> None:
+    """Also those beyond `top`, in text, table and plain data; without stored thresholds from 0.5, which is said."""
+    model = load_model(workdir)
+    assert model.head is not None
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.tensor([0.9, 0.98, 0.5]).logit() if thresholds else torch.tensor([-0.1, 2.0, 0.1])
+    extra = {"multi_label": True} | ({"label_thresholds": thresholds} if thresholds else {})
+    save_model(model, tmp_path / "model", extra=extra)
+    log: list[str] = []
+    broken = tmp_path / "broken.png"
+    broken.touch()
+    error, prediction = predict(tmp_path / "model", [str(broken), images[0]], CPU, top=1, log=log.append)
+    assert prediction.labels == prediction.record()["labels"] == tuple(sorted(labels, key="102".index))
+    assert prediction.as_line().startswith(f"{images[0]}: {', '.join(prediction.labels)} (1 ")
+    assert any("thresholds" in line and ("0.5" in line) == (thresholds is None) for line in log)
+    with writing_table(tmp_path / "p.csv") as write:
+        write(error)
+        write(prediction)
+    head, _, row = csv.reader((tmp_path / "p.csv").read_text().splitlines())
+    assert dict(zip(head, row, strict=True))["labels"] == "|".join(prediction.labels)
+    for reject_below in ("auto", 0.5):
+        with pytest.raises(UserError, match=r"several labels .* leave it out"):
+            next(predict(tmp_path / "model", images[:1], CPU, reject_below=reject_below))
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_one_label_per_image_has_no_set_of_labels(workdir: Path, images: list[str]) -> None:
+    assert predictions(workdir, images[0])[0].record().keys() == {"path", "top", "error", "rejected"}
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no image was named"):
         predictions(workdir)

@@ -11,7 +11,7 @@ import pytest
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation
-from vitlab.evaluation.predictions import CSV_COLUMNS, read_predictions, write_predictions
+from vitlab.evaluation.predictions import CSV_COLUMNS, SET_COLUMNS, read_predictions, write_predictions
 
 CLASSES = ("a, b", 'say "c"', "d|e\nf")
 SETS = Labels.of_lists([[0], [1, 2], [2], [0, 1, 2], [1], [2, 0], [0]])
@@ -28,9 +28,10 @@ def made(sets: Labels | None = None) -> tuple[Evaluation, Dataset]:
     return evaluation, Dataset("made", "test", CLASSES, np.zeros(9, np.int64), pixels=np.zeros((9, 2, 2, 3), np.uint8))
 
 
-@pytest.mark.parametrize("sets", [None, SETS])
-def test_predictions_are_read_back_whole(sets: Labels | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sets", "predicted"), [(None, None), (SETS, None), (SETS, SETS.take(np.arange(7)[::-1]))])
+def test_predictions_are_read_back_whole(sets: Labels | None, predicted: Labels | None, tmp_path: Path) -> None:
     evaluation, dataset = made(sets)
+    evaluation = dataclasses.replace(evaluation, predicted_sets=predicted)
     write_predictions(tmp_path / "p.csv", evaluation, dataset)
     back, names = read_predictions(tmp_path / "p.csv", CLASSES)
     assert names == [f"made/test[{i}]" for i in evaluation.indices]
@@ -45,7 +46,7 @@ def test_predictions_are_read_back_whole(sets: Labels | None, tmp_path: Path) ->
         assert getattr(back, name).dtype == np.float32
     with (tmp_path / "p.csv").open(newline="") as file:
         head, *rows = csv.reader(file)
-    assert tuple(head) == CSV_COLUMNS
+    assert tuple(head) == (CSV_COLUMNS if predicted is None else CSV_COLUMNS + SET_COLUMNS)
     assert [row[2] for row in rows] == [CLASSES[label] for label in evaluation.predictions]
 
 

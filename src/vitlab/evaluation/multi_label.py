@@ -70,7 +70,7 @@ def stored_thresholds(metadata: Mapping[str, Any], classes: int) -> list[float] 
             f"{THRESHOLDS} in the checkpoint's metadata must be a list of {classes} numbers from 0 to 1, one for each "
             f"label; correct it, or remove it: {DEFAULT_THRESHOLD} is then the threshold of every label."
         )
-    return thresholds
+    return [float(threshold) for threshold in thresholds]
 
 
 def set_labels(logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None) -> Bool[Tensor, "n K"]:
