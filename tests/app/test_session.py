@@ -210,6 +210,19 @@ def test_the_result_holds_predictions_maps_and_distances(tmp_path: Path) -> None
         assert words in text
 
 
+def test_labels_that_are_set(tmp_path: Path) -> None:
+    """Of a model of several labels per image, whose probabilities are no softmax."""
+    checkpoint = load(
+        tmp_path, SMALL, multi_label=True, classes=list("abcdefg"), label_thresholds=[0.0] * 2 + [1.0] * 5
+    )
+    text = html.unescape(inspect_image(checkpoint, PHOTO, "photo"))
+    assert re.search(r"<p>Labels: (a, b|b, a)</p>", text)
+    assert "softmax" not in text
+    assert "chosen on held-out images" in text
+    none = replace(checkpoint, metadata=checkpoint.metadata | {"label_thresholds": [1.0] * 7})
+    assert "<p>Labels: none</p>" in inspect_image(none, PHOTO, "photo")
+
+
 def test_other_models(tmp_path: Path) -> None:
     text = inspect_image(load(tmp_path, replace(SMALL, num_classes=0)), PHOTO, "a.png")
     assert "makes no predictions" in text

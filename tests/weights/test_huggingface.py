@@ -154,10 +154,11 @@ def test_class_names(tmp_path: Path, vit: Any) -> None:
 def test_several_labels(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     """Their pipelines take a sigmoid for each class, as we do."""
     model = tiny()
-    write_huggingface(model, tmp_path, {"multi_label": True})
+    write_huggingface(model, tmp_path, {"multi_label": True, "label_thresholds": [0.25, 0.5]})
     assert from_pretrained(tmp_path, True).config.problem_type == "multi_label_classification"
     metadata = metadata_huggingface(tmp_path)
     assert metadata["multi_label"] is True
+    assert metadata["label_thresholds"] == [0.25, 0.5]
     logits = torch.tensor([[0.0, 2.0]])
     torch.testing.assert_close(class_probabilities(logits, metadata), logits.sigmoid())
 

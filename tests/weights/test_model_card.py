@@ -63,6 +63,18 @@ def test_the_card_of_a_run(folder: Path, to: Any, library: str) -> None:
     assert convert("theirs", "again", to=to)["difference"] < 1e-4
 
 
+def test_the_card_of_several_labels(tiny: Callable[..., ViT]) -> None:
+    """With their thresholds, and without an accuracy, which one label that all images have makes 100 %."""
+    test = {"test_mean_average_precision": 0.728, "test_f1": 0.5, "test_exact_match": 0.25, "test_accuracy": 1.0}
+    text = model_card("vitlab", Path("several"), tiny().config, RUN | test | {"label_thresholds": [0.125] * 5})
+    assert ModelCard(text).data.to_dict()["model-index"][0]["results"][0]["metrics"] == [
+        {"type": "mean_average_precision", "value": 0.728}
+    ]
+    for fact in ("is 72.80%", "| mean F1 | 50.00% |", "exactly their labels | 25.00% |", "| rose 0.125, "):
+        assert fact in text
+    assert "100.00%" not in text
+
+
 def test_its_code_loads_the_model_in_timm(folder: Path) -> None:
     convert("ours", "theirs", to="timm")
     theirs, ours = blocks(folder / "theirs")

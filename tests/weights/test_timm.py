@@ -368,6 +368,7 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
 def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | None, first: Any) -> None:
     config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
     extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "multi_label": bool(resize)}
+    extra |= {"label_thresholds": [0.1, 0.2, 0.3, 0.4, 0.5]} if resize else {}
     write_timm(build_model(config), tmp_path, extra)
     theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert theirs.pretrained_cfg["label_names"] == extra["classes"]
@@ -378,6 +379,7 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     card = metadata_timm(tmp_path)
     assert card["classes"] == extra["classes"]
     assert card.get("multi_label", False) == bool(resize)
+    assert card.get("label_thresholds") == extra.get("label_thresholds")
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
         write_timm(build_model(config), tmp_path, {"classes": ["a", "b"]})
