@@ -1,5 +1,7 @@
 """Several labels: every number is scikit-learn's; thresholds of the highest F1 on held-out images."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,8 @@ def test_rows_are_those_of_scikit_learn() -> None:
     thresholds = [0.3, 0.9999, 0.5, 0.4, 0.6, 0.2]
     predicted = set_by(logits, thresholds)
     rows = label_rows(CLASSES, labels, predicted, logits, thresholds)
-    precision, recall, f1, _ = precision_recall_fscore_support(labels, predicted, zero_division=np.nan)
+    undefined: Any = np.nan
+    precision, recall, f1, _ = precision_recall_fscore_support(labels, predicted, zero_division=undefined)
     average = [average_precision_score(labels[:, c], logits[:, c]) if labels[:, c].any() else np.nan for c in range(K)]
     expected = {"precision": precision, "recall": recall, "f1": f1, "average_precision": average}
     for name, values in expected.items():

@@ -183,14 +183,15 @@ def test_labels_are_set_by_their_thresholds(
     broken = tmp_path / "broken.png"
     broken.touch()
     error, prediction = predict(tmp_path / "model", [str(broken), images[0]], CPU, top=1, log=log.append)
-    assert prediction.labels == prediction.record()["labels"] == tuple(sorted(labels, key="102".index))
-    assert prediction.as_line().startswith(f"{images[0]}: {', '.join(prediction.labels)} (1 ")
+    expected = tuple(sorted(labels, key="102".index))
+    assert prediction.labels == prediction.record()["labels"] == expected
+    assert prediction.as_line().startswith(f"{images[0]}: {', '.join(expected)} (1 ")
     assert any("thresholds" in line and ("0.5" in line) == (thresholds is None) for line in log)
     with writing_table(tmp_path / "p.csv") as write:
         write(error)
         write(prediction)
     head, _, row = csv.reader((tmp_path / "p.csv").read_text().splitlines())
-    assert dict(zip(head, row, strict=True))["labels"] == "|".join(prediction.labels)
+    assert dict(zip(head, row, strict=True))["labels"] == "|".join(expected)
     for reject_below in ("auto", 0.5):
         with pytest.raises(UserError, match=r"several labels .* leave it out"):
             next(predict(tmp_path / "model", images[:1], CPU, reject_below=reject_below))
