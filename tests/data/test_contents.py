@@ -35,6 +35,7 @@ WRITTEN = {
     "report": ("report", ["index.html", "result.json"]),
     "duplicates": ("duplicates", ["duplicates.jsonl", "exclude.txt", "report.html", "result.json"]),
     "study": ("study", ["study.json", "report.md", "points/x/config.json", "points/x/result.json"]),
+    "shards": ("shards", ["index.json", "classes.json", "SHA256SUMS", "train-000000.tar", "train.index.npz"]),
     "exports": ("exported", ["pets.onnx", "notes.txt"]),
     "environment": ("venv", ["pyvenv.cfg", "lib/x.py"]),
 }

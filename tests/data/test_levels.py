@@ -70,12 +70,13 @@ def test_the_range_of_a_set_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale", "warned"), [(np.uint16, 1, True), (np.uint16, 400, False), (np.uint8, 1, False)]
+    ("kind", "scale", "warned"),
+    [(np.uint16, 1, True), (np.uint16, 400, False), (np.uint8, 1, False), (np.float32, 1, False)],
 )
 def test_a_narrow_range_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type, scale: int, warned: bool
 ) -> None:
-    warn_of_narrow_range(load_dataset(write_set(tmp_path, kind, scale=scale), "train"))
+    warn_of_narrow_range(load_dataset(write_set(tmp_path, kind, "tif", scale), "train"))
     assert ("give --data.range 37 103, or --data.range auto" in caplog.text) == warned
 
 

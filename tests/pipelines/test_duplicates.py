@@ -129,6 +129,15 @@ def test_invalid_settings(sets: Path, tmp_path: Path) -> None:
         duplicates(Source(exam.name, "all"), exam, tmp_path / "out")
 
 
+def test_the_output_may_lie_among_the_class_folders(sets: Path, tmp_path: Path) -> None:
+    """An empty folder that is created before the images are read would be a class without images."""
+    shutil.copytree(sets / "exam" / "train", tmp_path / "pets")
+    name = f"folder:{tmp_path}/pets"
+    for _ in range(2):
+        duplicates(Source(name, "train"), Source(name, "test"), tmp_path / "pets" / "out")
+    assert (tmp_path / "pets/out/result.json").exists()
+
+
 def test_a_pipe_and_a_name_that_is_not_utf_8(sets: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         shutil.copytree(sets / "exam" / split, tmp_path / "set" / split)

@@ -29,9 +29,10 @@ OUTPUTS = {
     "result.json": ("index.html", "duplicates.jsonl"),
     "study.json": ("report.md",),
     "bench.json": ("bench.json",),
+    "index.json": ("SHA256SUMS",),
     "pyvenv.cfg": ("pyvenv.cfg",),
 }
-"""A run or a model, a report, a study, measured speeds, a Python environment: it has the first file and another."""
+"""A run or a model, a report, a study, speeds, shards, a Python environment: it has the first file and another."""
 EXPORTS = (".onnx", ".pt2", ".safetensors")
 UNREAD = {
     (".heic", ".heif", ".hif"): "install the extra heif (pillow-heif), or convert: heif-convert IN OUT.jpg",

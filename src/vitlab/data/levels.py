@@ -69,6 +69,8 @@ def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float
             continue
         try:
             values = _deep_values(data := entry.data())
+            if deep and values is not None:
+                decode_image(data, path=entry.path)  # floating-point and 32-bit gray are an error that says more
             if values is not None or not deep:
                 values = decode_image(data, path=entry.path) if values is None else values
                 ranges.append(tuple(map(float, np.percentile(values, (TAIL, 100 - TAIL), method="nearest"))))

@@ -13,6 +13,7 @@ from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.errors import UserError, quoted
 from vitlab.inspection.figures import PageImage, encode, fit, side_by_side
 from vitlab.inspection.page import page, write_page
+from vitlab.io import check_output
 from vitlab.train.workdir import write_json
 
 MAX_SHOWN = 300
@@ -39,7 +40,7 @@ def duplicates(train: Source, test: Source, out: str | Path, *, threshold: float
     could not be compared. threshold: the largest distance of a pair (`vitlab.data.dedup.distances`).
     """
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)  # before the images are read
+    check_output(out / "result.json")  # before the images are read, among which an empty folder would be a class
     if not 0 < threshold <= MAX_THRESHOLD:
         raise UserError(
             f"threshold is {threshold}; it must be above 0 and at most {MAX_THRESHOLD} (default: {THRESHOLD})."
