@@ -22,6 +22,7 @@ NFD = unicodedata.normalize("NFD", NFC)
     [
         [str(i) for i in range(12)],
         ["Zebra", "ant", "bee"],  # as PyTorch's ImageFolder
+        ["Zebra", "ant", NFD],  # as NFC, of which "Ü" is one character beyond ASCII
         ["01", "1", "2a", "2b", "10", "a", "a2", "a2b1", "a10", "²"],
         ["day 9", "day 10", "day 10b", "day " + "9" * 5000],  # more digits than Python takes for a number
     ],
@@ -121,3 +122,15 @@ def test_the_same_image_in_two_classes_is_said(tmp_path: Path, caplog: pytest.Lo
         f": 1 times the same image has different labels, one of which is wrong: {tmp_path}/train/a/1.png =" in message
     )
     assert message.endswith("test/b/4.png")
+
+
+@pytest.mark.parametrize(("listed", "stored"), [(NFC, NFD), (NFD, NFC)])
+def test_files_of_a_table_are_found_in_any_form(listed: str, stored: str, tmp_path: Path) -> None:
+    for name in (stored, "a"):
+        for i in range(2):
+            put(tmp_path / name / f"{i}.png")
+    rows = "".join(f"./{name}/{i}.png,{name}\n" for name in (listed, "a") for i in range(2))
+    (tmp_path / "t.csv").write_text(f"file,label\n{rows}", encoding="utf-8")
+    data = load_dataset(f"csv:{tmp_path}/t.csv", "all")
+    assert data.classes == ("a", listed)
+    assert all(Path(entry.path).exists() for entry in data.entries or ())

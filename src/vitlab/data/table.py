@@ -268,6 +268,7 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
 
     The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
     """
+    rows = _in_the_form_on_disk(rows, folder)
     if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
         return rows
     below = collections.defaultdict[str, set[str]](set)
@@ -288,3 +289,13 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
     if moved := [f"{row.file} is {new.file}" for row, new in zip(rows, found, strict=True) if row.file != new.file]:
         warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
     return found
+
+
+def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:
+    """`rows`, where files whose names are on the disk in another Unicode form (macOS writes NFD) have those names."""
+    names = {row.file for row in rows if not row.file.isascii()}
+    if not (missing := {name for name in names if not (folder / name).exists()}):
+        return rows
+    below = {canonical(file): file for file in (os.path.relpath(path, folder) for path in images_below(folder))}
+    form = {name: below.get(canonical(os.path.normpath(name)), name) for name in missing}
+    return [row._replace(file=form.get(row.file, row.file)) for row in rows]
