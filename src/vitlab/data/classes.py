@@ -27,7 +27,7 @@ HASHED_END = 2**12
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The names sorted: numbers in them by value (2 before 10), all else by code point of their NFC, as `sorted` does."""
+    """The names sorted: numbers in them by value (2 before 10), all else by code point, in NFC, as `sorted` does."""
 
     def key(name: str) -> tuple[list[Any], str]:
         parts: list[Any] = _NUMBER.split(
