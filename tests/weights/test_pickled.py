@@ -31,7 +31,9 @@ def pickled(content: Any, **options: Any) -> io.BytesIO:
     return file
 
 
-def test_a_training_s_file_through_the_door(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+def test_a_training_s_file_through_the_door(
+    tmp_path: Path, tiny: Callable[..., ViT], caplog: pytest.LogCaptureFixture
+) -> None:
     """What DeiT's and MAE's scripts save, in a process of its own, to a model that computes the same."""
     model = tiny(gelu="erf", width=192, heads=3)
     write_timm(model, tmp_path / "timm", {})
@@ -50,6 +52,8 @@ def test_a_training_s_file_through_the_door(tmp_path: Path, tiny: Callable[..., 
         "besides, left out: epoch, args, best, optimizer",
         "taking model",
     ]
+    assert f"`vitlab convert {tmp_path / 'best.pth.tar'} OUT --to vitlab --assume.heads N`" in caplog.text  # no copy's
+    assert "unpickled" not in caplog.text
 
 
 def test_a_hugging_face_folder_with_a_pickle(tmp_path: Path, tiny: Callable[..., ViT]) -> None:

@@ -2,14 +2,18 @@
 says so. Importing this does not import torch."""
 
 import collections
+import contextlib
 import functools
 import logging
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import PositiveInt, check_fields
@@ -59,6 +63,24 @@ def assumed_preprocessing(origin: "Origin", config: ModelConfig, mean: Any, std:
 def say(line: str) -> None:
     """Logs a line once."""
     logger.warning("%s", line)
+
+
+@contextlib.contextmanager
+def shown_as(opened: str | Path, source: str | Path) -> Iterator[None]:
+    """Lines of `say` and UserErrors name `source` in place of `opened`, a temporary copy of it."""
+    temporary = re.compile(re.escape(str(opened)) + r"(/model\.safetensors)?")
+
+    def rename(record: logging.LogRecord) -> bool:
+        record.msg, record.args = temporary.sub(lambda _: str(source), record.getMessage()), ()
+        return True
+
+    logger.addFilter(rename)
+    try:
+        yield
+    except UserError as error:
+        raise UserError(temporary.sub(lambda _: str(source), str(error))) from error
+    finally:
+        logger.removeFilter(rename)
 
 
 def say_left_out(path: Path, origin: "Origin") -> None:
