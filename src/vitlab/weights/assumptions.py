@@ -2,14 +2,18 @@
 says so. Importing this does not import torch."""
 
 import collections
+import contextlib
 import functools
 import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import PositiveInt, check_fields
@@ -55,10 +59,30 @@ def assumed_preprocessing(origin: "Origin", config: ModelConfig, mean: Any, std:
     return Preprocessing(size, resize, interpolation=images.interpolation, mean=tuple(mean), std=tuple(std))
 
 
+_SHOWN: ContextVar[tuple[str, str]] = ContextVar("_SHOWN", default=("", ""))
+
+
+@contextlib.contextmanager
+def shown_as(copy: Path | str, source: Path | str) -> Iterator[None]:
+    """Within it, lines and errors name `source` in place of `copy`, a temporary copy of it."""
+    token = _SHOWN.set((str(copy), str(source)))
+    try:
+        yield
+    except UserError as error:
+        raise UserError(_shown(str(error))) from error
+    finally:
+        _SHOWN.reset(token)
+
+
+def _shown(text: str) -> str:
+    copy, source = _SHOWN.get()
+    return text.replace(copy, source) if copy else text
+
+
 @functools.cache  # a command reads a checkpoint several times
 def say(line: str) -> None:
     """Logs a line once."""
-    logger.warning("%s", line)
+    logger.warning("%s", _shown(line))
 
 
 def say_left_out(path: Path, origin: "Origin") -> None:

@@ -15,7 +15,7 @@ from vitlab.errors import UserError, first_ten
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
-from vitlab.weights.assumptions import Assumptions
+from vitlab.weights.assumptions import Assumptions, shown_as
 from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
 from vitlab.weights.imagenet_classes import imagenet_names
 from vitlab.weights.parity import check_parity
@@ -272,13 +272,11 @@ def convert(
             unpickled = stack.enter_context(temporary_folder(final, Path(source).stat().st_size))
             opened = unpickle(Path(source), unpickled / "unpickled", key, log)
         options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool, "assume": assume}
-        try:
+        with shown_as(opened, source):
             model = load_model(
                 opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options
             )
             metadata = _of_outputs(load_metadata(opened, image_size=image_size, assume=assume), model)
-        except UserError as error:
-            raise UserError(str(error).replace(str(opened), str(source))) from error
         if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
             metadata["source"] = str(source)  # else it is a copy of what is on a hub
         parameters = model.config.num_parameters
