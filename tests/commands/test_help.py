@@ -36,6 +36,11 @@ def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"--optim.lr FLOAT .*\(default:\s+0\.0008\)", help_text(capsys, "pretrain", "jft", "--help"))
 
 
+def test_help_of_a_resnet(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its channels are a class variable and no setting."""
+    assert "--model.head-bias" in help_text(capsys, "pretrain", "jft", "--model", "R50x1", "--help-all")
+
+
 def test_settings_left_to_data_and_device_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
     staged, paper = (help_text(capsys, "finetune", *flags, "--help") for flags in ((), ("--recipe", "cifar10")))
     for flag in ("--steps", "--batch-size", "--mixup", "--optim.warmup-steps", "--data.eval-resize"):

@@ -127,6 +127,12 @@ def test_hostile_names_end_neither_a_title_nor_the_front_matter(folder: Path) ->
     ]
 
 
+def test_a_hostile_name_quotes_no_other(folder: Path) -> None:
+    card = RUN | {"classes": ["a\x1bb", "b", "c", "d", "e"]}
+    text = model_card("vitlab", folder / "ours", load_model("ours").config, card)
+    assert "| classes | a\\\\x1bb, b, c, d, e |" in text
+
+
 @pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])
 def test_a_model_without_a_head(folder: Path, tiny: Callable[..., ViT], to: Any, name: str) -> None:
     save_model(tiny(num_classes=0), folder / "ours")

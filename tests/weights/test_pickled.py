@@ -5,6 +5,7 @@ import collections
 import io
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,22 @@ def test_a_training_s_file_through_the_door(
     ]
     assert f"`vitlab convert {tmp_path / 'best.pth.tar'} OUT --to vitlab --assume.heads N`" in caplog.text  # no copy's
     assert "unpickled" not in caplog.text
+
+
+def test_what_is_assumed_names_the_file_that_was_given(
+    tmp_path: Path, tiny: Callable[..., ViT], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not the copy, which is gone when the line is read; nor does a file read directly afterwards."""
+    write_timm(tiny(gelu="erf", width=192, heads=3), tmp_path / "timm", {})
+    weights = tmp_path / "timm" / "model.safetensors"
+    torch.save(safetensors.torch.load_file(weights), tmp_path / "best.pth")
+    convert(tmp_path / "best.pth", tmp_path / "out", assume={"heads": 3})
+    load_model(weights.rename(tmp_path / "bare.safetensors"), assume={"heads": 3})
+    lines = [line for line in caplog.messages if "assumed" in line]
+    assert [name for line in lines for name in re.findall(r"convert (\S+) OUT", line)] == [
+        str(tmp_path / "best.pth"),
+        str(tmp_path / "bare.safetensors"),
+    ]
 
 
 def test_a_hugging_face_folder_with_a_pickle(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -167,6 +184,6 @@ def test_tensors_get_memory_of_their_own() -> None:
 
 
 def test_a_key_is_for_pickles(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    write_timm(tiny(gelu="erf"), tmp_path / "timm", {})
+    write_timm(tiny(gelu="erf", width=192, heads=3), tmp_path / "timm", {})
     with pytest.raises(UserError, match="chooses the weights in a pickle"):
         convert(tmp_path / "timm", tmp_path / "out", key="model")

@@ -57,8 +57,8 @@ def _for_help(config: Any, is_visible: Callable[[str], bool], automatic: set[str
     """`config` as an instance of a subclass in which settings that help leaves out are suppressed, and `automatic` ones
     have no default."""
     hints, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
-    for name, hint in hints.items():
-        value = getattr(config, name)
+    for name in (item.name for item in dataclasses.fields(config)):  # hints has class variables, too
+        value, hint = getattr(config, name), hints[name]
         if name == "fewshot" and value is None:
             value = FewShotConfig()  # as a first flag --fewshot.* makes it
         if dataclasses.is_dataclass(value) and section + name not in HIDDEN:

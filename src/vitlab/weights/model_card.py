@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jinja2
 
-from vitlab.errors import quoted
+from vitlab.errors import printable, quoted
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.registry import name_of
 from vitlab.preprocessing import Preprocessing
@@ -86,7 +86,7 @@ def _hub_id(spec: str | None) -> str | None:
 
 def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
     """Rows of the table; those of nothing are left out."""
-    classes = [str(name) for name in card.get("classes") or ()]
+    classes = [printable(str(name)) for name in card.get("classes") or ()]  # else one would quote them all
     names = ", ".join(classes[:CLASSES]) + (", ..." if len(classes) > CLASSES else "")
     sizes = ""
     if isinstance(config, ViTConfig):
