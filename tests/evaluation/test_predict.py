@@ -9,10 +9,11 @@ import pytest
 import torch
 from irregular import irregular
 from PIL import Image
+from small_disk import small_disk
 
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.errors import UserError
+from vitlab.errors import UserError, WriteError
 from vitlab.evaluation import predict as module
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import Prediction, predict, writing_table
@@ -102,6 +103,15 @@ def test_table(tmp_path: Path) -> None:
             ["broken.png", "", "", "", "", "0", "cut off"],
             ["\udcff.png", "cat", "1.0", "dog", "0.0", "0", ""],
         ]
+
+
+def test_a_table_on_a_full_disk(tmp_path: Path) -> None:
+    """A message that names the folder; the rows before it stay."""
+    rows = [Prediction(f"{i}.png", (("cat", 0.75),)) for i in range(400)]
+    full = pytest.raises(WriteError, match=f"nothing more can be written to {tmp_path}")
+    with full, small_disk(), writing_table(tmp_path / "p.csv") as write:
+        list(map(write, rows))
+    assert (tmp_path / "p.csv").read_text().splitlines()[1:3] == ["0.png,cat,0.75,0,", "1.png,cat,0.75,0,"]
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -19,7 +19,7 @@ from vitlab.evaluation.load import device_of, load_for_evaluation
 from vitlab.evaluation.multi_label import describe_thresholds, labels_of, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
-from vitlab.io import as_cells
+from vitlab.io import as_cells, writing
 from vitlab.models.vit import Model
 from vitlab.weights import class_names, class_probabilities
 
@@ -162,7 +162,7 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     """
     waiting, columns, is_new, several = list[Prediction](), 0, not path.exists(), False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
 
         def write_waiting(width: int) -> None:
