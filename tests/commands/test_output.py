@@ -26,7 +26,8 @@ def test_json_for_programs(run: Path, image: Path, capsys: pytest.CaptureFixture
     again = ["pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL]
     pretrained = answer(capsys, *again)
     assert pretrained == json.loads((run / "result.json").read_text())
-    assert answer(capsys, "evaluate", str(run), "--device", "cpu") == pretrained["test"]
+    source = {"checkpoint": str(run), "dataset": None, "split": "test"}
+    assert answer(capsys, "evaluate", str(run), "--device", "cpu") == source | pretrained["test"]
     said = answer(capsys, "predict", str(run), str(image), "--top", "2", "--device", "cpu")
     assert (said["path"], said["error"]) == (str(image), None)
     assert len(said["top"]) == 2

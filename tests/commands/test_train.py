@@ -23,7 +23,8 @@ def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.Captu
     assert len(tuned["runs"]) == 2
     folder = Path("runs/finetune-digits")
     assert json.loads((folder / "result.json").read_text()) == tuned
-    assert answer(capsys, "evaluate", str(folder), "--device", "cpu") == tuned["test"]
+    source = {"checkpoint": str(folder), "dataset": None, "split": "test"}
+    assert answer(capsys, "evaluate", str(folder), "--device", "cpu") == source | tuned["test"]
     assert len(answer(capsys, "predict", str(folder), str(image), "--device", "cpu")["top"]) == 3
     code, out, err = call(capsys, *argv)
     assert code == 0

@@ -108,7 +108,7 @@ def test_ranges(kind: type[Any], name: str, values: tuple[Any, ...]) -> None:
         (FinetuneConfig, {"steps": 1, "learning_rates": (0.1, 0.1)}, "each learning rate once"),
         (FinetuneConfig, {"steps": 1, "sweep_steps": 5}, "sweep_steps=5 has no effect"),
         (FinetuneConfig, {"steps": 1, "fresh_positions": True, "from_scratch": True}, "no effect with from_scratch"),
-        (FinetuneConfig, {"steps": 1, "keep_pre_logits": True, "from_scratch": True}, "keep_pre_logits keeps a layer"),
+        (FinetuneConfig, {"steps": 1, "pre_logits": "keep", "from_scratch": True}, "pre_logits='keep' keeps a layer"),
         (FinetuneConfig, {"steps": 1, "model": HEADLESS, "masking": MaskingConfig()}, "masking is for pre-training"),
         (FewShotConfig, {"shots": ()}, "shots is empty"),
         (FewShotConfig, {"root": "there"}, "root='there' has no effect without dataset"),

@@ -172,10 +172,10 @@ def test_unreadable_images_are_skipped_and_not_cached(
     """The disk fails for a moment: afterwards all images are there."""
     read = Entry.read
 
-    def failing(entry: Entry) -> np.ndarray:
+    def failing(entry: Entry, levels: Any = None) -> np.ndarray:
         if entry.file.endswith("05.png"):
             raise ImageError(entry.file, "Input/output error")
-        return read(entry)
+        return read(entry, levels)
 
     with monkeypatch.context() as patch:
         patch.setattr(Entry, "read", failing)

@@ -42,8 +42,8 @@ def test_initial_model(kind: str, pretrained: Outcome, workdir: Path, tmp_path: 
 
 
 def test_the_last_layer_alone_starts_at_zero(pretrained: Outcome, workdir: Path) -> None:
-    """`keep_pre_logits` (App. B.1.1)."""
-    config = adapt_config(pretrained.config.model, dataclasses.replace(RECIPE, keep_pre_logits=True), 4).model
+    """`pre_logits` (App. B.1.1)."""
+    config = adapt_config(pretrained.config.model, dataclasses.replace(RECIPE, pre_logits="keep"), 4).model
     old, new = load_model(workdir).state_dict(), init_from_checkpoint(workdir, config).state_dict()
     assert old.keys() == new.keys()
     assert torch.equal(new["pre_logits.weight"], old["pre_logits.weight"])

@@ -47,7 +47,7 @@ def _small_job() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FinetuneJob, "_helps", lambda *_: True)
         patch.setattr(inspect, "make_figures", lambda _: [])
-        patch.setattr(inspect.Run, "data_section", lambda _: None)
+        patch.setattr(inspect.Run, "data_section", lambda *_, **__: None)
         patch.setattr(inspect, "checkpoint_page", lambda *_: "page")
         yield
 

@@ -33,9 +33,9 @@ class FinetuneConfig(TrainConfig):
     fresh_positions: bool = False
     """Draw new position embeddings by each run's seed, instead of interpolating the checkpoint's (Sec. 3.2): the
     control that shows what interpolation preserves."""
-    keep_pre_logits: bool = False
-    """Keep the hidden layer of the pre-trained head, and start its last layer alone at zero: what the paper found a
-    little less robust than replacing the whole head (App. B.1.1)."""
+    pre_logits: Literal["keep"] | None = None
+    """`keep` keeps the hidden layer of the pre-trained head, and starts its last layer alone at zero: what the paper
+    found a little less robust than replacing the whole head, as None does (App. B.1.1)."""
     head: Literal["least_squares"] | None = None
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
     representations (Sec. 4.1). That is tested by itself first, then fine-tuned (LP-FT, Kumar et al. 2022); by the loss
@@ -66,10 +66,10 @@ class FinetuneConfig(TrainConfig):
             raise UserError(f"learning_rates is {self.learning_rates}; give each learning rate once.")
         if self.fresh_positions and self.from_scratch:
             raise UserError("fresh_positions has no effect with from_scratch, where all weights are new; leave it out.")
-        if self.keep_pre_logits and (self.head or self.from_scratch):
+        if self.pre_logits and (self.head or self.from_scratch):
             raise UserError(
-                "keep_pre_logits keeps a layer of the pre-trained head, and goes with neither head='least_squares' nor "
-                "from_scratch; give --recipe custom, or leave it out."
+                "pre_logits='keep' keeps a layer of the pre-trained head, and goes with neither head='least_squares' "
+                "nor from_scratch; give --recipe custom, or leave it out."
             )
         if self.head and (self.from_scratch or self.fresh_positions or self.head_std is not None):
             raise UserError(

@@ -218,7 +218,7 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
         "time": f"{_short(hours)} hours ({hours / 24:.3g} days) of {cost['count']} {cost['device']} at "
         f"{cost['tflops']:.3g} TFLOP/s each ({mfu}); {_short(cost['device_hours'])} device-hours",
         "TPUv3": f"{_short(paper['days'])} core-days, estimated at {paper['tflops']:.1f} TFLOP/s, the mean of Table 2"
-        + (f"; Table 2 prints {_short(paper['printed'])}" if paper["printed"] else ""),
+        + (f"; Table 2 prints {_short(float(paper['printed']))}" if paper["printed"] else ""),
         "data": f"{_short(cost['images_per_s'])} images/s; {_short(cost['bytes_per_s'] / 1e6)} MB/s at "
         f"{cost['image_kb']:g} kB per image",
         "checkpoint": f"{_short(cost['checkpoint_bytes'] / 1e6)} MB",

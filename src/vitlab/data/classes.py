@@ -86,9 +86,7 @@ def require_two_classes(train: Dataset) -> None:
         )
 
 
-def require_classes_left(
-    dataset: Dataset, rest: Dataset, failures: Sequence[tuple[int, str, str]], *, train: bool
-) -> None:
+def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Sequence[Any]], *, train: bool) -> None:
     """Raises UserError if `rest` has no image of a class, as all that `dataset` had are among `failures` (index, path,
     reason); if it is not for training, it is logged."""
     lost = np.setdiff1d(dataset.all_labels.values, rest.all_labels.values)

@@ -308,7 +308,7 @@ def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str)
     """The id of the initial weights in the settings of a run."""
     init_id = f"{Path(checkpoint).name} {'from scratch' if config.from_scratch else weights}"
     init_id += ", fresh positions" if config.fresh_positions else ""
-    init_id += ", pre_logits kept" if config.keep_pre_logits else ""
+    init_id += ", pre_logits kept" if config.pre_logits else ""
     return init_id + ("" if config.head_std is None else f", head of sd {config.head_std:g}")
 
 
@@ -325,8 +325,8 @@ def _apply_checkpoint_settings(
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
         raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
-    if config.keep_pre_logits and not getattr(source, "representation_size", None):
-        raise UserError("keep_pre_logits keeps the layer before the head, and the checkpoint has none; leave it out.")
+    if config.pre_logits and not getattr(source, "representation_size", None):
+        raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
     if interpolation is not None:
         if not isinstance(source, ViTConfig):
             raise UserError(f"interpolation={interpolation!r} is of position embeddings, which a ResNet has not.")

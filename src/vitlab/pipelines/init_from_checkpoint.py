@@ -42,7 +42,7 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
     model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has the settings of a ViT"
-        hidden = model.representation_size if isinstance(config, FinetuneConfig) and config.keep_pre_logits else None
+        hidden = model.representation_size if isinstance(config, FinetuneConfig) and config.pre_logits else None
         model = dataclasses.replace(model, representation_size=hidden, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")

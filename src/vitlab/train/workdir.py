@@ -311,8 +311,7 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
             for key in sorted(old.keys() | new.keys())
             for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
         ]
-    # A setting that a later version added is absent in an older run.
-    switched_off = all(value is None or value is False or value == _ABSENT for value in (old, new))
+    switched_off = all(value in (None, _ABSENT) for value in (old, new))
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 

@@ -238,6 +238,10 @@ class _Archive(io.BufferedIOBase):
     def seekable(self) -> bool:
         return True
 
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Back to the start in the end, for a reader that this has not."""
+        return 0
+
 
 def _write_onnx(
     traced: torch.export.ExportedProgram,
