@@ -117,7 +117,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --model R50x1 --model.body.width 48", ["48 channels", "a multiple of 32"]),
     ("duplicates digits digits --train-split test", ["digits (test) was given twice", "another data set or split"]),
     ("duplicates digits digits --threshold 2", ["threshold is 2.0", "at most 0.5", "0.25"]),
-    ("duplicates digits digits --out notes.txt", ["File exists", "notes.txt"]),
+    ("duplicates digits digits --out notes.txt", ["notes.txt is not a folder"]),
     ("pretrain tiny-digits --data.exclude nowhere.txt", ["nowhere.txt (No such file", "`vitlab duplicates`"]),
     ("pretrain tiny-digits --data.exclude notes.txt", ["1 of the 1 images listed in notes.txt", "no checkpoint, no"]),
     ("shard digits images", ["images is not empty; give the name of a new folder"]),

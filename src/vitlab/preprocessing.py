@@ -17,7 +17,7 @@ Pixels = Annotated[int, Ge(1), Le(2**16)]
 """The side of an image."""
 Size = Pixels | tuple[Pixels, Pixels]
 """The side of a square, or (height, width)."""
-MAX_ZOOM = 32
+MAX_ZOOM = 48
 """The largest `resize`, in sides of the image that is cut from it."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
 
