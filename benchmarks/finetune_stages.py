@@ -21,7 +21,7 @@ from finetune_peers_data import draw
 from tyro.conf import Positional
 
 from vitlab.config import FinetuneConfig, OptimConfig
-from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.recipes.finetune import staged
 
 SGD = OptimConfig(name="sgd", lr=0.01, momentum=0.9, clip_norm=1.0)

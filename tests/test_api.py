@@ -14,9 +14,9 @@ from PIL import Image
 import vitlab
 from vitlab.api import Predictions
 from vitlab.evaluation.options import ModelOptions
+from vitlab.finetuning.protocol import Finetuned
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import Finetuned
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "quickstart.ipynb"
 

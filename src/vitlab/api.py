@@ -22,10 +22,10 @@ from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
 from vitlab.evaluation.sources import ImageSource
+from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_finetune
+from vitlab.inspection.finished_run import run_folders
 from vitlab.inspection.page import data_uri
-from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
-from vitlab.pipelines.finished_run import run_folders
-from vitlab.pipelines.inspect import as_text, inspect_checkpoint
+from vitlab.inspection.write_pages import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
 from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
 from vitlab.settings import nearest

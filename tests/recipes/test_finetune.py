@@ -2,8 +2,8 @@
 
 import pytest
 
+from vitlab.finetuning.automatic import bit_hyperrule
 from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import bit_hyperrule
 from vitlab.recipes import FINETUNE
 from vitlab.train.optim import learning_rate
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from vitlab.config import FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.registry import get_config
 from vitlab.panels import front
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.runs.pretrain import pretrain
 from vitlab.studies import (
     STUDIES,
     axial,

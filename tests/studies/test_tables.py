@@ -10,11 +10,11 @@ import pytest
 from vitlab.checksums import write_sums
 from vitlab.commands.study import Study
 from vitlab.errors import UserError
-from vitlab.pipelines.vtab_table import printed_mean
 from vitlab.recipes import FINETUNE
 from vitlab.settings import to_dict
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.tables import TABLES, as_text, layout
+from vitlab.studies.vtab_table import printed_mean
 
 START = "mine.npz sha256:0123456789abcdef"
 

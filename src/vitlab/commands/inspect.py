@@ -45,7 +45,7 @@ class Inspect:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.inspect import as_text, inspect_checkpoint
+        from vitlab.inspection.write_pages import as_text, inspect_checkpoint
 
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
         options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
@@ -101,7 +101,7 @@ class Duplicates:
 
     def run(self) -> int:
         print_note(f"reading {self.train} and {self.test} ...")
-        from vitlab.pipelines.duplicates import Source, as_text, duplicates
+        from vitlab.inspection.duplicates import Source, as_text, duplicates
 
         result = duplicates(
             Source(self.train, self.train_split, self.train_root),

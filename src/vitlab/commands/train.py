@@ -60,7 +60,7 @@ class Pretrain:
 
     def run(self) -> int:
         print_note(f"reading {self.config.data.name} ...")
-        from vitlab.pipelines.pretrain import pretrain
+        from vitlab.runs.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
@@ -100,7 +100,7 @@ class Finetune:
     def run(self) -> int:
         started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.finetune import default_workdir, sweep_and_finetune
+        from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
         from vitlab.recipes import FINETUNE
         from vitlab.train.distributed import init_distributed
 
@@ -144,13 +144,15 @@ class Vtab:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.vtab import vtab
-        from vitlab.pipelines.vtab_table import as_table
+        from vitlab.runs.vtab import vtab
+        from vitlab.studies.vtab_table import as_table, draw
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
             options: dict[str, Any] = {"select": self.select, "download": self.download, "image_size": self.image_size}
             options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
             result = vtab(self.checkpoint, self.config, self.root, self.out, **options, log=print_note)
+            if world.is_rank_0:
+                draw(result, Path(self.checkpoint).name, self.out / "figure.png")
         print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data

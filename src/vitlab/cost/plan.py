@@ -17,7 +17,7 @@ from vitlab.cost.measure import time_interleaved
 from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.pipelines.automatic import bit_hyperrule
+from vitlab.finetuning.automatic import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of

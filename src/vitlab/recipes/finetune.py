@@ -1,7 +1,7 @@
 """Table 4: fine-tuning. SGD with momentum, cosine decay, batch 512, no decay, gradients clipped, 384 pixels.
 
 The base learning rate is the best of the row's grid on images held out of the training split (App. B.1.1); `optim.lr`
-is the one without a sweep. The model gives only the resolution: `vitlab.pipelines.finetune` replaces it by the
+is the one without a sweep. The model gives only the resolution: `vitlab.finetuning.protocol` replaces it by the
 checkpoint's.
 """
 
@@ -62,7 +62,7 @@ def vtab() -> FinetuneConfig:
 def custom() -> FinetuneConfig:
     """Your own images: steps, batch and mixup by BiT's rule, the best of three learning rates.
 
-    The values here are those for fewer than 20,000 images; `vitlab.pipelines.automatic` chooses them.
+    The values here are those for fewer than 20,000 images; `vitlab.finetuning.automatic` chooses them.
     Deviation: BiT always takes a batch of 512, its own two resolutions and one rate. A batch of at most an eighth of
     the images spares a small set hundreds of repetitions, and the checkpoint's own size most of the time; the sweep
     tries each rate for a fifth of the steps. Test images are resized with antialiasing, where Google's code samples

@@ -23,10 +23,10 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.loader import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.io import lock_file
 from vitlab.models.config import ModelConfig
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import pretrain
+from vitlab.runs.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report

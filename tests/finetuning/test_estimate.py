@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from vitlab.finetuning.estimate import Images, JobCost
 from vitlab.models import ViTConfig
-from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost
 

@@ -17,14 +17,19 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
+from vitlab.finetuning import head as head_module
+from vitlab.finetuning import job as job_module
+from vitlab.finetuning import protocol
+from vitlab.finetuning.estimate import Images
+from vitlab.finetuning.head import LinearStage, check_head, head_images, hold_out_indices
+from vitlab.finetuning.job import ALPHAS, FinetuneJob, format_score
+from vitlab.finetuning.protocol import Finetuned, sweep_and_finetune
+from vitlab.inspection import write_pages
 from vitlab.io import write_bytes
-from vitlab.pipelines import finetune, inspect, linear_stage, pretrain, sweep
-from vitlab.pipelines.estimate import Images
-from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
-from vitlab.pipelines.linear_stage import LinearStage, check_head, head_images, hold_out_indices
-from vitlab.pipelines.pretrain import Outcome, evaluate_split
-from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
 from vitlab.recipes.finetune import staged as staged_recipe
+from vitlab.runs import run as run_module
+from vitlab.runs.run import Outcome, evaluate_split
+from vitlab.runs.splits import load_splits
 from vitlab.train.microbatch import StepCost
 from vitlab.train.run_files import PAGE
 from vitlab.weights import load_metadata, load_model
@@ -54,7 +59,7 @@ def staged(config: TrainConfig) -> FinetuneConfig:
 def _cache_of_its_own_and_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report's figures take four times as long as these jobs, and have tests of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(inspect, "inspect_checkpoint", lambda *arguments, **settings: {})
+    monkeypatch.setattr(write_pages, "inspect_checkpoint", lambda *arguments, **settings: {})
 
 
 def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
@@ -170,9 +175,9 @@ def test_the_average_of_least_held_out_loss(
         loss = averages.pop(0) if averages else losses[-1]
         return dataclasses.replace(evaluation, losses=np.full_like(evaluation.losses, loss))
 
-    averages, evaluate = [losses[-1], *losses[:-1]], sweep.evaluate_split
-    monkeypatch.setattr(sweep, "evaluate_split", evaluate_split)
-    monkeypatch.setattr(pretrain, "evaluate_split", evaluate_split)
+    averages, evaluate = [losses[-1], *losses[:-1]], job_module.evaluate_split
+    monkeypatch.setattr(job_module, "evaluate_split", evaluate_split)
+    monkeypatch.setattr(run_module, "evaluate_split", evaluate_split)
     score = make_job(workdir, pretrained, staged).score_learning_rate(3e-3, tmp_path / "trial")
     assert (score["alpha"], score["loss"]) == (alpha, min(losses))
 
@@ -230,7 +235,7 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
     assert done.result["test"]["accuracy"] == evaluate_checkpoint(out).accuracy
     logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/steps-8/lr-{lr}")]
     assert logs[0] == logs[1] != ""
-    monkeypatch.setattr(pretrain, "train", lambda *_, **__: pytest.fail("trains again"))
+    monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trains again"))
     for killed in ("result.json", "run-0/result.json"):
         (out / killed).unlink()
         assert tune(workdir, config, out).result == done.result
@@ -315,9 +320,9 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
 
 
 def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> FinetuneJob:
-    from vitlab.pipelines.init_from_checkpoint import adapt_config
-    from vitlab.pipelines.pretrain import Execution
-    from vitlab.pipelines.splits import Splits
+    from vitlab.runs.init_from_checkpoint import adapt_config
+    from vitlab.runs.run import Execution
+    from vitlab.runs.splits import Splits
 
     train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
     data = dataclasses.replace(config.data, name="digits")
@@ -431,7 +436,7 @@ def test_the_shortest_budget_yields_a_classifier(
         write_bytes(out / "index.html", b"the page")
         return {}
 
-    monkeypatch.setattr(inspect, "inspect_checkpoint", write_page)
+    monkeypatch.setattr(write_pages, "inspect_checkpoint", write_page)
     done = tune(workdir, config, tmp_path / "out", budget=1.0, log=log.append)
     assert done.result["chosen"] == "linear"
     assert (tmp_path / "out" / "model" / "README.md").exists()
@@ -457,7 +462,7 @@ def test_a_plan_is_kept_whatever_it_changes(
         return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, data=data)
 
     planned, log = [], []
-    monkeypatch.setattr(finetune, "fit_budget", head_of_half)
+    monkeypatch.setattr(protocol, "fit_budget", head_of_half)
     config = dataclasses.replace(staged, automatic=("runs", "part"))
     done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -523,7 +528,7 @@ def test_memory_limits_views_then_images(
         return Features(x.astype(np.float32), labels, np.arange(80), 0)
 
     monkeypatch.setattr(LinearStage, "_features", made_up)
-    monkeypatch.setattr(linear_stage, "MAX_ELEMENTS", 5 * (170 if several else 40))
+    monkeypatch.setattr(head_module, "MAX_ELEMENTS", 5 * (170 if several else 40))
     job = make_job(workdir, pretrained, dataclasses.replace(staged, head_views=4))
     train = Dataset("made", "train", tuple("abcd"), labels, np.zeros((80, 8, 8, 3), np.uint8))
     stage = dataclasses.replace(job.linear, splits=dataclasses.replace(job.splits, train=train))
@@ -540,8 +545,8 @@ def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
     """As many of each class, and those held out, which it is scored on; alone it takes all."""
     job = make_job(workdir, pretrained, staged)
     train, everything = job.splits.train, job.linear.plain
-    monkeypatch.setattr(linear_stage, "HEAD_IMAGES", limit)
-    monkeypatch.setattr(linear_stage, "HEAD_SHOTS", 5)
+    monkeypatch.setattr(head_module, "HEAD_IMAGES", limit)
+    monkeypatch.setattr(head_module, "HEAD_SHOTS", 5)
     stage = make_job(workdir, pretrained, staged).linear
     _, held_out = hold_out_indices(train, staged.held_out, staged.seed)
     chosen = stage.plain.indices
@@ -612,8 +617,8 @@ def test_choices_are_made_on_the_val_of_the_user(
         scored.setdefault(len(dataset), set()).update(entry.path for entry in dataset.entries)
         return evaluate_split(*arguments)
 
-    monkeypatch.setattr(pretrain, "evaluate_split", spy)
-    monkeypatch.setattr(sweep, "evaluate_split", spy)
+    monkeypatch.setattr(run_module, "evaluate_split", spy)
+    monkeypatch.setattr(job_module, "evaluate_split", spy)
     done = tune(workdir, dataclasses.replace(own, refit=refit), tmp_path / "out", log=log.append)
     split = {len(dataset.entries): f"/{dataset.split}/" for dataset in (load_dataset(own.data.name, "val"),)}
     (rate,) = done.result["sweep"]
@@ -644,9 +649,9 @@ def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pyte
     assert set(few) < set(held)
     random = load_dataset(own.data.name, "train")
     assert len(hold_out_indices(random, 0.25, 0)[1]) == 10
-    monkeypatch.setattr(finetune, "MAX_HELD_OUT", 6)
-    splits = pretrain.load_splits(own.data)
-    assert finetune._check_held_out(own, splits, {"held_out"}, print).held_out == pytest.approx(6 / 56)
+    monkeypatch.setattr(protocol, "MAX_HELD_OUT", 6)
+    splits = load_splits(own.data)
+    assert protocol._check_held_out(own, splits, {"held_out"}, print).held_out == pytest.approx(6 / 56)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -655,7 +660,7 @@ def test_a_fraction_to_hold_out_beside_a_val_is_an_error(workdir: Path, own: Fin
     with pytest.raises(ValueError, match=r"held_out=0.3 has no effect .* own val .* --data.train-split train"):
         tune(workdir, given, tmp_path / "out")
     alone = dataclasses.replace(given, data=dataclasses.replace(given.data, train_split="train"))
-    assert finetune._check_held_out(alone, pretrain.load_splits(alone.data), set(), print).held_out == 0.3
+    assert protocol._check_held_out(alone, load_splits(alone.data), set(), print).held_out == 0.3
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -664,7 +669,7 @@ def test_groups_are_whole_in_every_part_of_a_job(workdir: Path, own: FinetuneCon
     name = digits_in_folders(tmp_path / "one", {"": 40})
     data = dataclasses.replace(own.data, name=name, group_by=r"[ab]/\d+")
     done = tune(workdir, dataclasses.replace(own, data=data, held_out=0.25), tmp_path / "out")
-    splits = pretrain.load_splits(data)
+    splits = load_splits(data)
     assert splits.train.groups is not None
     assert splits.test.groups is not None
     assert not set(splits.train.groups) & set(splits.test.groups)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.config import FinetuneConfig
-from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import (
+from vitlab.finetuning.automatic import (
     REFIT_EPOCHS,
     SHORT_MIN_AREA,
     adapt_to_epochs,
@@ -17,6 +16,7 @@ from vitlab.pipelines.automatic import (
     default_image_size,
     load_automatic_settings,
 )
+from vitlab.models import ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom, staged
 from vitlab.recipes.given import settle

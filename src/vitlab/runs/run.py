@@ -1,22 +1,18 @@
 """A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
 
-import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
-from vitlab.data.classes import require_two_classes
 from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import identity
 from vitlab.data.identity import identify, names_and_labels
-from vitlab.data.registry import check_source
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.evaluation.fewshot import create_fewshot_evaluator
 from vitlab.evaluation.load import device_of
@@ -29,23 +25,17 @@ from vitlab.evaluation.masked import (
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.summary import format_evaluation
-from vitlab.pipelines.splits import Splits, load_splits, with_measured_range
+from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
 from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
-from vitlab.train.objectives import create_training_model
-from vitlab.train.precision import choose_device
-from vitlab.train.workdir import SPEED, Workdir, check_folder
+from vitlab.train.workdir import SPEED, Workdir
 from vitlab.weights import save_model
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
-
-
-Report = Literal["whole", "short", "none"]
-"""A report; one without near-duplicates and files of the figures; none."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +47,6 @@ class Execution:
     world: World = SINGLE
     microbatch: int | None = None
     """Images per forward pass, if they have been measured."""
-    report: Report = "whole"
-    """Of a fine-tuning job."""
 
 
 @dataclass(frozen=True)
@@ -76,33 +64,6 @@ class Outcome:
         test = format_masked(self.result["test"]) if masked else format_evaluation(self.result["test"])
         images = f" · images: {workdir / 'reconstructions.png'}" if masked else ""
         return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
-
-
-def pretrain(
-    config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True, world: World = SINGLE
-) -> Outcome:
-    """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
-
-    The same call on the same folder resumes an interrupted run; the result of a finished run is read.
-    """
-    # What is invalid is an error before the data is read.
-    execution = Execution(choose_device(world.device(device)), tensorboard, world)
-    world.check_batch_size(config.batch_size)
-    config.data.preprocessing(config.model.image_size)
-    check_folder(Path(workdir))
-    check_source(config.data.name, config.data.root)
-    _excluded(config.data)  # raises UserError if the list cannot be read
-    if config.fewshot is not None and config.fewshot.dataset is not None:
-        check_source(config.fewshot.dataset, config.fewshot.root)
-    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
-    splits = load_splits(config.data, world, config.loss == "sigmoid")
-    if config.masking is None:
-        require_two_classes(splits.train)
-        model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
-        config = dataclasses.replace(config, model=model)
-    generator = torch.Generator().manual_seed(config.seed)
-    create_model = functools.partial(create_training_model, config.model, config.masking, generator)
-    return run(config, workdir, splits, create_model, "pretrain", execution)
 
 
 def run(
@@ -223,10 +184,10 @@ def run_settings(command: str, init_id: str | None, splits: Splits, config: Trai
         del images["val"]
     origin = {"command": command, "start": init_id, "examples": len(splits.train), **identify(images)}
     origin["names_and_labels"] = {split: names_and_labels(images[split]) for split in ("train", "test")}
-    return {**origin, **_excluded(config.data), **to_dict(config)}
+    return {**origin, **excluded(config.data), **to_dict(config)}
 
 
-def _excluded(data: DataConfig) -> dict[str, Any]:
+def excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
     if data.exclude is None:
         return {}

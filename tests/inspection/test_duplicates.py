@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.pipelines.duplicates import Source, as_text, duplicates
+from vitlab.inspection.duplicates import Source, as_text, duplicates
 
 Lines = list[dict[str, Any]]
 

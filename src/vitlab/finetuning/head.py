@@ -27,10 +27,10 @@ from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead,
 from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.evaluation.summary import headline
 from vitlab.models.vit import Model
-from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
-from vitlab.pipelines.pretrain import Execution, evaluate_split, evaluation_options, run_settings, write_run
-from vitlab.pipelines.splits import Splits
 from vitlab.rng import Stream
+from vitlab.runs.init_from_checkpoint import init_from_checkpoint
+from vitlab.runs.run import Execution, evaluate_split, evaluation_options, run_settings, write_run
+from vitlab.runs.splits import Splits
 from vitlab.train.loop import train_transform
 from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype

@@ -19,14 +19,13 @@ from vitlab.evaluation.multi_label import labels_set
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
+from vitlab.inspection.finished_run import Report, Run, run_folders
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
 from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finished_run import Run, run_folders
-from vitlab.pipelines.pretrain import Report
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,24 +25,27 @@ from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.inspection.capture import capture
+from vitlab.inspection.duplicates import find_pairs, numbers_of, one_of_each, page_images
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
 from vitlab.inspection.report import DataSection, RunSection
 from vitlab.io import read_json
 from vitlab.models.vit import ViT
-from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
-from vitlab.pipelines.estimate import MAX_COMPARED
-from vitlab.pipelines.pretrain import PREDICTIONS
-from vitlab.pipelines.splits import load_splits
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.run import PREDICTIONS
+from vitlab.runs.splits import load_splits
 from vitlab.settings import from_dict
 from vitlab.train.workdir import read_log
 from vitlab.weights import load_metadata, load_model
 
+Report = Literal["whole", "short", "none"]
+"""A report; one without near-duplicates and files of the figures; none."""
 logger = logging.getLogger(__name__)
 READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
 """Files of a run that are read."""
 MISTAKES = 24
 """Maximum number of wrong predictions, and of near-duplicates, on a page."""
+MAX_COMPARED = 20_000
+"""Training and test images up to which a page searches near-duplicates among them."""
 MAX_CANDIDATES = 300_000
 """Pairs of similar hashes up to which a page shows near-duplicates."""
 

@@ -1,7 +1,7 @@
 """Table 4 and App. D.10: VTAB-1k. One setting for all 19 tasks, each fine-tuned on 1,000 examples and tested whole.
 
 Augmentation that would change a task's labels is left out (`label_preserving`).
-The means of the tasks, Table 9 and Fig. 2 are in `vtab_table`.
+`studies/vtab_table.py` has Table 9 and Fig. 2.
 Deviation: the benchmark's code drops the last, incomplete batch of a test part; here every image counts once.
 """
 
@@ -17,20 +17,21 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
-from vitlab.data.vtab.tasks import TASKS, task_named
+from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
-from vitlab.inspection import figures, plots
-from vitlab.io import write_bytes
 from vitlab.models.config import ModelConfig
-from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
-from vitlab.pipelines.pretrain import Execution, run
-from vitlab.pipelines.splits import Splits
-from vitlab.pipelines.vtab_table import figure2, summary
+from vitlab.runs.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
+from vitlab.runs.run import Execution, run
+from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
+
+MEANS = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
+MEANS |= {"all 19": list(TASKS)}
+"""The tasks of each mean."""
 
 # As in BiT (Kolesnikov et al. 2020), whose pre-processing the paper takes for VTAB.
 NO_CROP = ("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
@@ -52,7 +53,7 @@ def vtab(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
-    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json; draws Fig. 2.
+    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
     tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
     select: train on the 800 and score on the 200, without the test parts. `log` receives each task's accuracy. The same
@@ -93,17 +94,28 @@ def vtab(
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
                 log(f"{name}: {record['accuracy']:.2%} of {record['images']:,}")
         records = {name: record for name in TASKS if (record := record_of(name))}
-        result = summary(records, missing) | {"scored_on": "val200" if select else "test"}
+        result = summarize(records, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
-        _draw(result, Path(checkpoint).name, folder.path / "figure.png", world)
     return result
 
 
-def _draw(result: Mapping[str, Any], name: str, path: Path, world: World) -> None:
-    """Fig. 2 of the test parts, once a group is complete."""
-    panel = figure2(result, name) if result["scored_on"] == "test" else None
-    if panel and world.is_rank_0:
-        write_bytes(path, figures.png(plots.panels([panel])))
+def summarize(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:
+    """The records of the tasks and their plain means: of each group and of all 19, None where a task is missing.
+
+    missing: the reasons for some of them; the others get the source of their data.
+    """
+
+    def mean(group: str) -> float | None:
+        names = MEANS[group]
+        return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
+
+    rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
+    return {
+        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
+        "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
+        "groups": {group: mean(group) for group in GROUPS},
+        "mean": mean("all 19"),
+    }
 
 
 def _check_tasks(names: list[str], data: DataConfig) -> None:

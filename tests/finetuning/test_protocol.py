@@ -14,16 +14,18 @@ from PIL import Image
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
+from vitlab.finetuning import job as job_module
+from vitlab.finetuning import protocol
+from vitlab.finetuning.head import hold_out
+from vitlab.finetuning.job import FinetuneJob
+from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.pipelines import finetune, pretrain, sweep
-from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
-from vitlab.pipelines.init_from_checkpoint import adapt_config
-from vitlab.pipelines.linear_stage import hold_out
-from vitlab.pipelines.pretrain import Execution, Outcome
-from vitlab.pipelines.splits import load_splits
-from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs import run as run_module
+from vitlab.runs.init_from_checkpoint import adapt_config
+from vitlab.runs.run import Execution, Outcome
+from vitlab.runs.splits import load_splits
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.google import write_google
@@ -61,14 +63,14 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]]
     """(label, images) of every training and the split of every evaluation, from here on."""
     trained: list[tuple[str, int]] = []
     evaluated: list[str] = []
-    train = pretrain.train
+    train = run_module.train
 
     def recorded_train(config: Any, folder: Any, model: Any, dataset: Any, *args: Any, **options: Any) -> Any:
         trained.append((options["description"], len(dataset)))
         return train(config, folder, model, dataset, *args, **options)
 
-    monkeypatch.setattr(pretrain, "train", recorded_train)
-    for module in (pretrain, sweep):
+    monkeypatch.setattr(run_module, "train", recorded_train)
+    for module in (run_module, job_module):
 
         def evaluate_split(*args: Any, evaluate_split: Any = module.evaluate_split) -> Any:
             evaluated.append(args[2].split)
@@ -259,7 +261,7 @@ def test_interrupted_anywhere(
 
         return failing
 
-    save = ((Workdir, "log"), (Workdir, "write_result"), (sweep, "save_model"), (pretrain, "save_model"))
+    save = ((Workdir, "log"), (Workdir, "write_result"), (job_module, "save_model"), (run_module, "save_model"))
     for module, name in save:
         monkeypatch.setattr(module, name, fail_late(getattr(module, name)))
     trained, _ = record_calls(monkeypatch)
@@ -299,14 +301,14 @@ def test_a_rate_that_diverges_is_not_chosen(
     cause: str, workdir: Path, search: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = (0.1, 1e30) if cause == "training" else (0.1, 0.2)
-    evaluate_split, log = pretrain.evaluate_split, []
+    evaluate_split, log = run_module.evaluate_split, []
 
     def diverged(config: TrainConfig, *args: Any) -> Any:
         evaluation = evaluate_split(config, *args)
         losses = evaluation.losses * (np.nan if config.optim.lr == 0.2 else 1)
         return dataclasses.replace(evaluation, losses=losses)
 
-    monkeypatch.setattr(pretrain, "evaluate_split", diverged)
+    monkeypatch.setattr(run_module, "evaluate_split", diverged)
     config = dataclasses.replace(search, steps=3, runs=1, learning_rates=rates)
     done = tune(workdir, config, tmp_path / "out", log=log.append)
     assert done.result["sweep"][1] == {"learning_rate": rates[1], "accuracy": None}
@@ -365,7 +367,7 @@ def test_a_folder_with_unreadable_images(workdir: Path, single: FinetuneConfig, 
 def test_errors_before_the_data_is_read(
     size: int | None, folder: str, message: str, workdir: Path, search: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(finetune, "load_splits", lambda *_: pytest.fail("the data was read"))
+    monkeypatch.setattr(protocol, "load_splits", lambda *_: pytest.fail("the data was read"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "else.txt").write_text("else")
     config = dataclasses.replace(search, model=dataclasses.replace(search.model, image_size=64))

@@ -17,14 +17,14 @@ from vitlab.data.splits import stratified_split
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
+from vitlab.finetuning.estimate import Images, JobCost, format_estimate
+from vitlab.finetuning.head import hold_out
+from vitlab.finetuning.job import best_score
+from vitlab.finetuning.protocol import sweep_and_finetune
+from vitlab.inspection import write_pages
+from vitlab.inspection.finished_run import Run
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.pipelines import inspect
-from vitlab.pipelines.estimate import Images, JobCost, format_estimate
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.finished_run import Run
-from vitlab.pipelines.linear_stage import hold_out
-from vitlab.pipelines.sweep import best_score
 from vitlab.recipes.finetune import custom
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
@@ -158,7 +158,7 @@ def test_a_label_that_all_images_have(
     """The highest label is right for every image, which is no headline anywhere; thresholds are those of held-out
     images, and decide in the test, on the page and in `predict`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(inspect, "inspect_checkpoint", lambda *arguments, **settings: {})  # figures take long
+    monkeypatch.setattr(write_pages, "inspect_checkpoint", lambda *arguments, **settings: {})  # figures take long
     model = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8)
     save_model(build_model(model, generator=torch.Generator().manual_seed(0)), tmp_path / "tiny")
     data = DataConfig(name=photos, crop="none", flip=False, train_split="trainval", eval_split="test")

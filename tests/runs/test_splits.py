@@ -12,7 +12,7 @@ from PIL import Image
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.pipelines.splits import Splits, drop_unreadable
+from vitlab.runs.splits import Splits, drop_unreadable
 from vitlab.train.distributed import init_distributed
 
 

@@ -22,9 +22,10 @@ from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.models import get_config
-from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.pretrain import Outcome, pretrain
-from vitlab.pipelines.splits import load_splits
+from vitlab.runs import run
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import Outcome
+from vitlab.runs.splits import load_splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import World
 from vitlab.train.memory import inference_bytes
@@ -185,20 +186,20 @@ def paths(dataset: Dataset) -> list[str]:
 
 def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     """Both apply to the training split alone, and the content of the list is a setting of the run."""
-    plain = run.load_splits(config.data)
+    plain = load_splits(config.data)
     part = dataclasses.replace(config.data, part=0.1)
-    splits = run.load_splits(part)
+    splits = load_splits(part)
     assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), part=0.1))
     assert len(splits.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
     assert (len(splits.val), len(splits.test)) == (len(plain.val), len(plain.test))
-    same_split = run.load_splits(dataclasses.replace(part, eval_split=part.train_split))
+    same_split = load_splits(dataclasses.replace(part, eval_split=part.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(splits.train), len(plain.train))
-    assert paths(run.load_splits(dataclasses.replace(part, part_seed=1)).train) != paths(splits.train)
+    assert paths(load_splits(dataclasses.replace(part, part_seed=1)).train) != paths(splits.train)
     exclude = tmp_path / "exclude.txt"
     outside = next(path for path in paths(plain.train) if path not in paths(splits.train))
     exclude.write_text(f"{splits.train.path(3)}\n{outside}\n")
     data = dataclasses.replace(part, exclude=str(exclude))
-    both = run.load_splits(data)
+    both = load_splits(data)
     assert paths(both.train) == [path for path in paths(splits.train) if path != splits.train.path(3)]
     assert (len(both.val), len(both.test)) == (len(plain.val), len(plain.test))
     chosen = dataclasses.replace(config, data=data)
@@ -223,7 +224,7 @@ def test_settings_of_a_run_know_labels_and_file_names(config: TrainConfig, tmp_p
 
     def settings(folder: Path) -> dict[str, Any]:
         data = dataclasses.replace(config.data, name=f"folder:{folder}", classes=None, train_split="train")
-        return run.run_settings("pretrain", None, run.load_splits(data), config)
+        return run.run_settings("pretrain", None, load_splits(data), config)
 
     for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(4)):
         put(tmp_path / "a" / split / label / f"{label}{number}.png")

@@ -13,9 +13,9 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_duration
+from vitlab.finetuning.head import head_images
+from vitlab.inspection.finished_run import MAX_COMPARED, Report
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.linear_stage import head_images
-from vitlab.pipelines.pretrain import Report
 from vitlab.train.microbatch import StepCost
 
 SHORT = 120.0
@@ -26,8 +26,6 @@ SHORT_REPORT_SECONDS = 6.0
 """The same without near-duplicates and without files of the figures."""
 REPORT_FRACTION = 0.2
 """Largest fraction of a budget for the report."""
-MAX_COMPARED = 20_000
-"""Training and test images up to which the report searches near-duplicates among them."""
 SAMPLES = 8
 """Images whose decoding is measured."""
 

@@ -19,23 +19,23 @@ from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.summary import format_evaluation, headline
-from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
-from vitlab.models.init import LEARNED_POSITIONS
-from vitlab.pipelines.automatic import (
+from vitlab.finetuning.automatic import (
     MAX_HELD_OUT,
     adapt_to_epochs,
     bit_hyperrule,
     default_image_size,
     load_automatic_settings,
 )
-from vitlab.pipelines.budget import best_size, fit_budget, needed_budget
-from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
-from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
-from vitlab.pipelines.linear_stage import check_head, hold_out, hold_out_indices
-from vitlab.pipelines.pretrain import Execution
-from vitlab.pipelines.splits import Splits, drop_unreadable, load_splits, with_measured_range
-from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
+from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
+from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
+from vitlab.finetuning.job import FinetuneJob, Log, format_score
+from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
+from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
+from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.init_from_checkpoint import adapt_config, fingerprint
+from vitlab.runs.run import Execution
+from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
 from vitlab.train.run_files import PAGE
@@ -147,10 +147,10 @@ def sweep_and_finetune(
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
 
     def make_report() -> bool:
-        from vitlab.pipelines.inspect import report
+        from vitlab.inspection.write_pages import report
 
         made = config.head is not None
-        note = report(workdir, device=device, kind=job.execution.report).get("note") if made else None
+        note = report(workdir, device=device, kind=job.report).get("note") if made else None
         if note is not None:
             log(note)
         return config.head is not None and note is None
@@ -255,8 +255,8 @@ def _plan(
     job.log(f"what this will take{resumed}:\n{text}")
     if budget is not None and not planned_before and elapsed() + sum(cost.seconds(job.config, images)) > budget:
         job.log("this takes longer than --budget; Ctrl-C stops it")
-    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch, report=cost.report(images))
-    return dataclasses.replace(job, execution=execution)
+    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch)
+    return dataclasses.replace(job, execution=execution, report=cost.report(images))
 
 
 def _left_out(

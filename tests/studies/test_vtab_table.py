@@ -1,11 +1,13 @@
 """Table 9 and Fig. 2: the means by hand, what is missing, and the paper's values beside."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitlab.data.vtab.tasks import GROUPS, TASKS
-from vitlab.pipelines.vtab_table import PAPER, TABLE9, as_table, figure2, printed_mean, summary
+from vitlab.runs.vtab import summarize
+from vitlab.studies.vtab_table import PAPER, TABLE9, as_table, draw, figure2, printed_mean
 
 H14 = [95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9, 83.3, 96.7, 91.4, 76.6]
 H14 += [91.7, 63.8, 53.1, 79.4, 63.3, 84.5, 33.2, 51.2]
@@ -24,7 +26,7 @@ def lines_of(result: dict[str, Any]) -> list[str]:
 
 
 def test_means_by_hand() -> None:
-    result = summary(records(H14), {})
+    result = summarize(records(H14), {})
     assert result["groups"]["natural"] == pytest.approx(sum(H14[:7]) / 700)
     assert result["groups"]["specialized"] == pytest.approx((83.3 + 96.7 + 91.4 + 76.6) / 400)
     assert result["groups"]["structured"] == pytest.approx(sum(H14[11:]) / 800)
@@ -42,7 +44,7 @@ def test_printed_means() -> None:
 def test_no_mean_with_a_task_missing() -> None:
     done = records(H14)
     del done["dmlab"]
-    result = summary(done, {"dmlab": "no such file"})
+    result = summarize(done, {"dmlab": "no such file"})
     assert (result["groups"]["structured"], result["mean"]) == (None, None)
     assert result["missing"] == {"dmlab": "no such file"}
     lines = lines_of(result)
@@ -55,11 +57,11 @@ def test_no_mean_with_a_task_missing() -> None:
 def test_unreadable_images_are_counted() -> None:
     done = records(H14)
     done["dtd"]["skipped"] = 3
-    assert "DTD natural 1,880 75.20% 75.2 74.3 74.1 3 could not be read" in lines_of(summary(done, {}))
+    assert "DTD natural 1,880 75.20% 75.2 74.3 74.1 3 could not be read" in lines_of(summarize(done, {}))
 
 
 def test_figure_2_has_the_complete_groups() -> None:
-    panel = figure2(summary(records(H14), {}), "mine.npz")
+    panel = figure2(summarize(records(H14), {}), "mine.npz")
     assert panel is not None
     assert list(panel.ticks) == ["all 19", *GROUPS]
     ours, printed, *_ = panel.series
@@ -67,7 +69,14 @@ def test_figure_2_has_the_complete_groups() -> None:
     assert list(ours.y) == pytest.approx(list(printed.y))
     assert ours.y[1] == pytest.approx(sum(H14[:7]) / 700)
     few = {name: record for name, record in records(H14).items() if TASKS[name].group == "specialized"}
-    panel = figure2(summary(few, {}), "mine.npz")
+    panel = figure2(summarize(few, {}), "mine.npz")
     assert panel is not None
     assert (list(panel.ticks), [len(line.y) for line in panel.series]) == (["specialized"], [1] * 4)
-    assert figure2(summary({}, {}), "mine.npz") is None
+    assert figure2(summarize({}, {}), "mine.npz") is None
+
+
+@pytest.mark.parametrize(("scored_on", "drawn"), [("test", True), ("val200", False)])
+def test_a_complete_group_of_the_test_parts_is_drawn(tmp_path: Path, scored_on: str, drawn: bool) -> None:
+    result = {"groups": {"natural": 0.7, "specialized": None, "structured": None}, "mean": None, "scored_on": scored_on}
+    draw(result, "mine.npz", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").is_file() == drawn

@@ -17,10 +17,10 @@ from vitlab.checksums import write_sums
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.vtab.tasks import LISTS, TASKS
 from vitlab.errors import UserError
-from vitlab.pipelines import vtab as module
-from vitlab.pipelines.pretrain import Outcome
-from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, label_preserving, vtab
-from vitlab.train.distributed import SINGLE, RankError, init_distributed
+from vitlab.runs import vtab as module
+from vitlab.runs.run import Outcome
+from vitlab.runs.vtab import NO_CROP, NO_FLIP, label_preserving, vtab
+from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import METRICS, Workdir
 
@@ -237,13 +237,6 @@ def test_invalid_settings(setting: TrainConfig, pretrained: Outcome, workdir: Pa
         with pytest.raises(UserError, match=message):
             score(workdir, dataclasses.replace(setting, **changes), root, tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("scored_on", "drawn"), [("test", True), ("val200", False)])
-def test_a_complete_group_of_the_test_parts_is_drawn(tmp_path: Path, scored_on: str, drawn: bool) -> None:
-    result = {"groups": {"natural": 0.7, "specialized": None, "structured": None}, "mean": None, "scored_on": scored_on}
-    module._draw(result, "mine.npz", tmp_path / "figure.png", SINGLE)
-    assert (tmp_path / "figure.png").is_file() == drawn
 
 
 def test_a_corrupt_result_counts_as_none(tmp_path: Path) -> None:

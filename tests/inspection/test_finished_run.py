@@ -16,12 +16,13 @@ from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Labels
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import to_range
+from vitlab.inspection import finished_run
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import fit, masked
+from vitlab.inspection.finished_run import Run, run_folders
 from vitlab.models import ViTConfig
-from vitlab.pipelines import finished_run
-from vitlab.pipelines.finished_run import Run, run_folders
-from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import PREDICTIONS
 from vitlab.weights import load_model
 
 

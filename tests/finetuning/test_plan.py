@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from vitlab.config import FinetuneConfig
-from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS, SHORT_MIN_AREA
-from vitlab.pipelines.budget import (
+from vitlab.finetuning.automatic import REFIT_EPOCHS, SHORT_MIN_AREA
+from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost
+from vitlab.finetuning.plan import (
     ENOUGH_STEPS,
     MEASURED_FRACTION,
     MIN_EPOCHS,
@@ -21,7 +21,7 @@ from vitlab.pipelines.budget import (
     needed_budget,
     with_steps,
 )
-from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost
+from vitlab.models import ViTConfig
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost, step_seconds
 

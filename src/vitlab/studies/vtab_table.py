@@ -4,15 +4,16 @@ A mean is the plain one over the tasks, all 19 or those of a group; there is non
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from vitlab.data.vtab.tasks import GROUPS, TASKS
+from vitlab.data.vtab.tasks import GROUPS
 from vitlab.display import format_table
+from vitlab.inspection import figures, plots
+from vitlab.io import write_bytes
 from vitlab.panels import Panel, Series
+from vitlab.runs.vtab import MEANS
 
-MEANS = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
-MEANS |= {"all 19": list(TASKS)}
-"""The tasks of each mean."""
 PAPER = ("ViT-H/14, JFT", "ViT-L/16, JFT", "ViT-L/16, I21k")
 TABLE9 = {
     "caltech101": (95.3, 95.4, 90.8),
@@ -43,25 +44,6 @@ def printed_mean(model: int, group: str) -> float:
     return sum(TABLE9[name][model] for name in MEANS[group]) / len(MEANS[group])
 
 
-def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:
-    """The records of the tasks and their plain means: of each group and of all 19, None where a task is missing.
-
-    missing: the reasons for some of them; the others get the source of their data.
-    """
-
-    def mean(group: str) -> float | None:
-        names = MEANS[group]
-        return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
-
-    rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
-    return {
-        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
-        "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
-        "groups": {group: mean(group) for group in GROUPS},
-        "mean": mean("all 19"),
-    }
-
-
 def as_table(result: Mapping[str, Any]) -> str:
     """The tasks and the means beside Table 9's, and what is missing."""
     rows = []
@@ -85,6 +67,13 @@ def _row(
 
 def _mean(result: Mapping[str, Any], group: str) -> float | None:
     return result["groups"].get(group, result["mean"])
+
+
+def draw(result: Mapping[str, Any], name: str, path: Path) -> None:
+    """Writes Fig. 2 of the test splits as a PNG, once a group is complete."""
+    panel = figure2(result, name) if result["scored_on"] == "test" else None
+    if panel is not None:
+        write_bytes(path, figures.png(plots.panels([panel])))
 
 
 def figure2(result: Mapping[str, Any], name: str) -> Panel | None:

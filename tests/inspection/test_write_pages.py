@@ -19,15 +19,14 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspection import figures
+from vitlab.inspection import figures, write_pages
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
+from vitlab.inspection.write_pages import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.pipelines import inspect as pipeline
-from vitlab.pipelines.inspect import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
-from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.pretrain import pretrain
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model, save_model
 
@@ -240,7 +239,7 @@ def test_an_error_of_the_report_is_a_note(run: Path, tmp_path: Path, monkeypatch
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(pipeline, "checkpoint_page", fail)
+    monkeypatch.setattr(write_pages, "checkpoint_page", fail)
     note = report(run, tmp_path / "out", device="cpu")["note"]
     assert note.endswith(
         f"is not (RuntimeError: out of memory); `vitlab inspect {run} --out {tmp_path / 'out'}` tries again"

@@ -21,13 +21,14 @@ from vitlab.data.splits import stratified_subset
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.multi_label import choose_thresholds
 from vitlab.evaluation.summary import headline
+from vitlab.finetuning.head import JobInputs, LinearStage, hold_out, hold_out_indices
+from vitlab.inspection.finished_run import Report
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
-from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
-from vitlab.pipelines.linear_stage import JobInputs, LinearStage, hold_out, hold_out_indices
-from vitlab.pipelines.pretrain import evaluate_split, run, run_settings, train_and_evaluate, write_run
-from vitlab.pipelines.splits import Splits
+from vitlab.runs.init_from_checkpoint import init_from_checkpoint
+from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
+from vitlab.runs.splits import Splits
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
@@ -45,6 +46,8 @@ ALPHA_WITHOUT_SWEEP = 0.25
 @dataclass(frozen=True)
 class FinetuneJob(JobInputs):
     """A fine-tuning job: the least-squares head, the sweep and the final runs."""
+
+    report: Report = "whole"
 
     @functools.cached_property
     def sweep_splits(self) -> Splits:

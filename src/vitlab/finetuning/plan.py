@@ -9,9 +9,9 @@ from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
+from vitlab.finetuning.automatic import REFIT_EPOCHS, adapt_to_epochs
+from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.automatic import REFIT_EPOCHS, adapt_to_epochs
-from vitlab.pipelines.estimate import REPORT_FRACTION, Images, JobCost
 from vitlab.train.microbatch import step_seconds
 
 PLANNED_FRACTION = 0.92
