@@ -76,7 +76,7 @@ def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> Fine
     plain = {"learning_rates": (), "head": None, "head_views": None, "steps": steps, "batch_size": 32, "seed": seed}
     plain |= {"alpha": 1.0 if "head" in changes and "learning_rates" not in changes else None}
     data = dataclasses.replace(base.data, name=f"folder:{folder}")
-    return dataclasses.replace(base, **{**plain, "data": data, "automatic": ("preprocessing",), **changes})
+    return dataclasses.replace(base, **{**plain, "data": data, **changes})
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
@@ -107,6 +107,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as work:
                     config = make_config(given, variant, folder, seed)
                     options: dict[str, Any] = {"image_size": given.image_size, "tensorboard": False}
+                    options["open_settings"] = ("data.eval_resize", "data.eval_interpolation")
                     result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
                 row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
                 row |= {name: result["test"][name] for name in ("loss", "expected_calibration_error")}

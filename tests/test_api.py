@@ -137,11 +137,13 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
 
 
 def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They keep the data set; those of the recipe stay automatic."""
+    """They keep the data set; what the recipe leaves open stays open."""
     configs: list[Any] = []
+    left_open: list[set[str]] = []
 
-    def finetune(checkpoint: str, config: Any, folder: Path, **_: Any) -> Finetuned:
+    def finetune(checkpoint: str, config: Any, folder: Path, open_settings: set[str], **_: Any) -> Finetuned:
         configs.append(config)
+        left_open.append(open_settings)
         return Finetuned(config, {}, folder)
 
     monkeypatch.setattr("vitlab.api.sweep_and_finetune", finetune)
@@ -153,6 +155,6 @@ def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatc
         vitlab.finetune(None, name, data=data)
     own, named = configs
     assert own.data == dataclasses.replace(recipe, name="folder:x", crop="none", on_error="skip")
-    assert {"preprocessing", "part"} <= set(own.automatic)
+    assert {"data.eval_resize", "data.part"} <= left_open[0]
     assert (named.data.name, named.data.on_error, named.data.part) == ("digits", "raise", 0.5)
-    assert not {"preprocessing", "part"} & set(named.automatic)
+    assert not {"data.eval_resize", "data.part"} & left_open[1]

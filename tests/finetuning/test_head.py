@@ -26,10 +26,11 @@ from vitlab.finetuning.job import ALPHAS, FinetuneJob, format_score
 from vitlab.finetuning.protocol import Finetuned, sweep_and_finetune
 from vitlab.inspection import write_pages
 from vitlab.io import write_bytes
-from vitlab.recipes.finetune import staged as staged_recipe
+from vitlab.recipes import OPEN
+from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
-from vitlab.runs.run import Outcome, evaluate_split
-from vitlab.runs.splits import load_splits
+from vitlab.runs.run import Execution, Outcome, evaluate_split
+from vitlab.runs.splits import Splits, load_splits
 from vitlab.train.microbatch import StepCost
 from vitlab.train.run_files import PAGE
 from vitlab.weights import load_metadata, load_model
@@ -320,10 +321,6 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
 
 
 def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> FinetuneJob:
-    from vitlab.runs.init_from_checkpoint import adapt_config
-    from vitlab.runs.run import Execution
-    from vitlab.runs.splits import Splits
-
     train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
     data = dataclasses.replace(config.data, name="digits")
     adapted = adapt_config(pretrained.config.model, dataclasses.replace(config, data=data), 4)
@@ -416,13 +413,13 @@ def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: Fi
 @pytest.mark.usefixtures("pretrained")
 def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
-    automatic = ("steps", "warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
-    config = dataclasses.replace(staged, halvings=None, automatic=automatic)
-    done = tune(workdir, config, tmp_path / "out", budget=40.0)
+    open_settings = ("steps", "optim.warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
+    config = dataclasses.replace(staged, halvings=None)
+    done = tune(workdir, config, tmp_path / "out", budget=40.0, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["steps"] == done.config.steps
-    assert settings["automatic"] == []
-    assert tune(workdir, config, tmp_path / "out", budget=500.0).result == done.result
+    assert ["steps", done.config.steps, "the time budget"] in settings["reasons"]
+    assert tune(workdir, config, tmp_path / "out", budget=500.0, open_settings=open_settings).result == done.result
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -430,14 +427,14 @@ def test_the_shortest_budget_yields_a_classifier(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, without a report; the same command makes the report afterwards."""
-    config, log = dataclasses.replace(staged, automatic=staged_recipe().automatic), []
+    config, options, log = staged, {"budget": 1.0, "open_settings": OPEN["staged"]}, []
 
     def write_page(_folder: Path, _images: Any, out: Path, **_settings: Any) -> dict[str, Any]:
         write_bytes(out / "index.html", b"the page")
         return {}
 
     monkeypatch.setattr(write_pages, "inspect_checkpoint", write_page)
-    done = tune(workdir, config, tmp_path / "out", budget=1.0, log=log.append)
+    done = tune(workdir, config, tmp_path / "out", **options, log=log.append)
     assert done.result["chosen"] == "linear"
     assert (tmp_path / "out" / "model" / "README.md").exists()
     assert not (tmp_path / "out" / PAGE).exists()
@@ -445,7 +442,7 @@ def test_the_shortest_budget_yields_a_classifier(
     assert any("fine-tuning" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
     assert any("the report" in line and re.search(r"--budget \d+m includes it", line) for line in left_out)
     assert log.count("measuring the speed") == 1
-    tune(workdir, config, tmp_path / "out", budget=1.0)
+    tune(workdir, config, tmp_path / "out", **options)
     assert (tmp_path / "out" / PAGE).exists()
 
 
@@ -463,20 +460,21 @@ def test_a_plan_is_kept_whatever_it_changes(
 
     planned, log = [], []
     monkeypatch.setattr(protocol, "fit_budget", head_of_half)
-    config = dataclasses.replace(staged, automatic=("runs", "part"))
-    done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append)
+    config, open_settings = staged, ("runs", "data.part")
+    done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["examples"] == pytest.approx(full / 2, abs=2)
     assert any(line.startswith(f"left out: 50% of the {full} training images") for line in log)
     (tmp_path / "out" / "result.json").unlink()
     log.clear()
-    assert tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append).result == done.result
+    resumed = tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append, open_settings=open_settings)
+    assert resumed.result == done.result
     assert any("resuming the plan in " in line for line in log)
     assert planned == [full]
     one_rate: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None}
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=1e-2), **one_rate)
     with pytest.raises(ValueError, match=r"other settings:\n  optim.lr: 0.003 -> 0.01"):
-        tune(workdir, other, tmp_path / "out", budget=60.0)
+        tune(workdir, other, tmp_path / "out", budget=60.0, open_settings=open_settings)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -490,12 +488,13 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
                 Image.new("RGB", (9 + i, 9), (level,) * 3).save(folder / f"{i}.png")
     data = dataclasses.replace(staged.data, name=f"folder:{tmp_path / 'photos'}", classes=None, on_error="skip")
     config = dataclasses.replace(staged, data=data, learning_rates=(3e-3,), sweep_steps=None, halvings=None)
-    config = dataclasses.replace(config, batch_size=2, steps=2, held_out=0.5, automatic=("runs", "learning_rates"))
-    assert tune(workdir, config, tmp_path / "whole").result["sweep"]
+    config = dataclasses.replace(config, batch_size=2, steps=2, held_out=0.5)
+    options: dict[str, Any] = {"open_settings": ("runs", "learning_rates")}
+    assert tune(workdir, config, tmp_path / "whole", **options).result["sweep"]
     for name in ("bright", "dark"):
         (tmp_path / "photos" / "train" / name / "1.png").write_bytes(b"")
     log: list[str] = []
-    result = tune(workdir, config, tmp_path / "out", log=log.append).result
+    result = tune(workdir, config, tmp_path / "out", log=log.append, **options).result
     assert (result["chosen"], result["sweep"]) == ("linear", [])
     assert "2 images are too few to hold 50% of a class out: only the head is fitted" in log
     (tmp_path / "out" / "result.json").unlink()
@@ -598,7 +597,7 @@ def own(staged: FinetuneConfig, tmp_path: Path) -> FinetuneConfig:
     """One rate, on images of the user's own with train, val and test."""
     name = digits_in_folders(tmp_path / "data", {"train": 20, "val": 8, "test": 8})
     data = dataclasses.replace(staged.data, name=name, classes=None)
-    settings: dict[str, Any] = {"steps": 4, "sweep_steps": None, "halvings": None, "automatic": ("held_out",)}
+    settings: dict[str, Any] = {"steps": 4, "sweep_steps": None, "halvings": None}
     return dataclasses.replace(staged, data=data, learning_rates=(3e-3,), **settings)
 
 
@@ -619,7 +618,9 @@ def test_choices_are_made_on_the_val_of_the_user(
 
     monkeypatch.setattr(run_module, "evaluate_split", spy)
     monkeypatch.setattr(job_module, "evaluate_split", spy)
-    done = tune(workdir, dataclasses.replace(own, refit=refit), tmp_path / "out", log=log.append)
+    done = tune(
+        workdir, dataclasses.replace(own, refit=refit), tmp_path / "out", log=log.append, open_settings={"held_out"}
+    )
     split = {len(dataset.entries): f"/{dataset.split}/" for dataset in (load_dataset(own.data.name, "val"),)}
     (rate,) = done.result["sweep"]
     assert rate["images"] == done.result["linear"]["held_out"]["images"] == 16
@@ -651,16 +652,20 @@ def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pyte
     assert len(hold_out_indices(random, 0.25, 0)[1]) == 10
     monkeypatch.setattr(protocol, "MAX_HELD_OUT", 6)
     splits = load_splits(own.data)
-    assert protocol._check_held_out(own, splits, {"held_out"}, print).held_out == pytest.approx(6 / 56)
+    job = FinetuneJob("", "", splits, own, Execution(torch.device("cpu")), print)
+    job = protocol._check_held_out(job, {"held_out"})
+    assert job.config.held_out == pytest.approx(6 / 56)
+    assert job.reasons == (("held_out", job.config.held_out, "the user's val split"),)
 
 
 @pytest.mark.usefixtures("pretrained")
 def test_a_fraction_to_hold_out_beside_a_val_is_an_error(workdir: Path, own: FinetuneConfig, tmp_path: Path) -> None:
-    given = dataclasses.replace(own, held_out=0.3, automatic=())
+    given = dataclasses.replace(own, held_out=0.3)
     with pytest.raises(ValueError, match=r"held_out=0.3 has no effect .* own val .* --data.train-split train"):
         tune(workdir, given, tmp_path / "out")
     alone = dataclasses.replace(given, data=dataclasses.replace(given.data, train_split="train"))
-    assert protocol._check_held_out(alone, load_splits(alone.data), set(), print).held_out == 0.3
+    job = FinetuneJob("", "", load_splits(alone.data), alone, Execution(torch.device("cpu")), print)
+    assert protocol._check_held_out(job, set()).config.held_out == 0.3
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -90,7 +90,6 @@ CONFIG = dataclasses.replace(
     steps=100,
     batch_size=32,
     sweep_steps=20,
-    automatic=(),
 )
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 import pytest
 
 from vitlab.config import FinetuneConfig
-from vitlab.finetuning.automatic import REFIT_EPOCHS, SHORT_MIN_AREA
 from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost
 from vitlab.finetuning.plan import (
     ENOUGH_STEPS,
@@ -23,17 +22,17 @@ from vitlab.finetuning.plan import (
 )
 from vitlab.models import ViTConfig
 from vitlab.recipes.finetune import staged
+from vitlab.recipes.rules import REFIT_EPOCHS, SHORT_MIN_AREA
 from vitlab.train.microbatch import StepCost, step_seconds
 
 CONFIG = dataclasses.replace(
     staged(),
     model=ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536, num_classes=10),
     batch_size=32,
-    automatic=(),
 )
 IMAGES = Images(1000, 500)
 FLOPS = 1e11
-AUTOMATIC = ("image_size", "head_views", "refit", "runs", "part")
+AUTOMATIC = ("model.image_size", "head_views", "refit", "runs", "data.part")
 BUDGETS = (60, 90, 150, 300, 900, 1500, 3600, 10**6)
 
 
@@ -157,19 +156,22 @@ def test_a_part_of_too_many_images() -> None:
     used = Images(round(job.data.part * many.train), 500)
     assert 0.9 < sum(measure(job).seconds(job, used)) / (PLANNED_FRACTION * 60) <= 1
     with pytest.raises(ValueError, match=r"100,000 training and 500 test images take .* --budget \d+m"):
-        fit_budget(CONFIG, many, measure, 60, ("image_size", "head_views", "runs"))
+        fit_budget(CONFIG, many, measure, 60, ("model.image_size", "head_views", "runs"))
     job = fit_budget(CONFIG, Images(1000, 1_000_000), measure, 60)  # the test takes longer, whatever is planned
     assert (job.runs, job.data.part, job.model.image_hw) == (0, 2 * 10 / 1000, (84, 84))
 
 
 def test_many_images_are_fine_tuned_for_less_than_an_epoch() -> None:
     """By ENOUGH_STEPS of one run, with the crops of a short training."""
-    many, automatic = Images(20_000, 500), ("image_size", "head_views", "refit", "runs", "part", "min_area")
-    jobs = [fit_budget(CONFIG, many, measure, seconds, automatic) for seconds in range(1000, 20_000, 1000)]
+    many, open_settings = (
+        Images(20_000, 500),
+        ("model.image_size", "head_views", "refit", "runs", "data.part", "data.min_area"),
+    )
+    jobs = [fit_budget(CONFIG, many, measure, seconds, open_settings) for seconds in range(1000, 20_000, 1000)]
     first = next(job for job in jobs if job.runs)
     assert ENOUGH_STEPS <= first.total_steps(many.train) < MIN_EPOCHS * many.train / 32
     assert (first.refit, first.data.min_area) == (False, SHORT_MIN_AREA)
-    longest = fit_budget(CONFIG, many, measure, 10**6, automatic)
+    longest = fit_budget(CONFIG, many, measure, 10**6, open_settings)
     assert (longest.refit, longest.data.min_area) == (True, CONFIG.data.min_area)
 
 
@@ -185,7 +187,7 @@ def test_the_advice_suffices(head: Literal["least_squares"] | None) -> None:
 
     def plan(seconds: int) -> FinetuneConfig:
         passed[0] = 15.0
-        return fit_budget(config, IMAGES, slow, seconds, ("image_size",), lambda: passed[0])
+        return fit_budget(config, IMAGES, slow, seconds, ("model.image_size",), lambda: passed[0])
 
     with pytest.raises(ValueError, match="--budget") as error:
         plan(60)

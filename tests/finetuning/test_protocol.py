@@ -22,8 +22,8 @@ from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_fin
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
-from vitlab.runs.init_from_checkpoint import adapt_config
 from vitlab.runs.run import Execution, Outcome
 from vitlab.runs.splits import load_splits
 from vitlab.train.workdir import Workdir
@@ -160,8 +160,9 @@ def test_size_and_preprocessing_of_the_checkpoint(
 ) -> None:
     prepared = Preprocessing(8, 10, interpolation="bicubic")
     save_model(load_model(workdir), tmp_path / "checkpoint", extra={"preprocessing": prepared.to_metadata()})
-    config = dataclasses.replace(single, automatic=("image_size", "preprocessing"))
-    done = tune(tmp_path / "checkpoint", config, tmp_path / "out", image_size=image_size)
+    open_settings = ("model.image_size", "data.eval_resize", "data.eval_interpolation")
+    options: dict[str, Any] = {"image_size": image_size, "open_settings": open_settings}
+    done = tune(tmp_path / "checkpoint", single, tmp_path / "out", **options)
     assert done.config.model.image_hw == expected
     if image_size is None:
         assert Preprocessing.read(load_metadata(tmp_path / "out"), "card") == prepared

@@ -12,7 +12,8 @@ from vitlab.errors import UserError
 from vitlab.models import ViTConfig, get_config
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import ViT, build_model
-from vitlab.runs.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
+from vitlab.recipes.rules import adapt_config
+from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
 from vitlab.runs.run import Outcome
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google

@@ -121,6 +121,7 @@ class Plan:
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`; its settings are flags, as in the command that runs it."""
     config: TrainConfig
+    open_settings: Annotated[frozenset[str], tyro.conf.Suppress, tyro.conf.Fixed] = frozenset()
     finetune: bool = False
     """RECIPE is one of `vitlab finetune`; its sweep and all of its runs count."""
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
@@ -142,6 +143,6 @@ class Plan:
         from vitlab.cost.plan import estimate, format_estimate
 
         same = ("device", "count", "mfu", "model_name", "examples", "image_kb")
-        result = estimate(self.config, **{name: getattr(self, name) for name in same})
+        result = estimate(self.config, open_settings=self.open_settings, **{name: getattr(self, name) for name in same})
         print_result(result, self.json, format_estimate(result))
         return 0

@@ -18,7 +18,7 @@ class FinetuneConfig(TrainConfig):
     """A fine-tuning job (App. B.1.1): a learning rate sweep on part of train, then runs on all of it."""
 
     learning_rates: tuple[PositiveFloat, ...] = ()
-    """To try on the held-out split (Table 4); the best replaces `optim.lr`. One is tried only beside a `head`."""
+    """To try on the held-out split (Table 4); the best replaces `optim.lr`. A single rate is swept only with `head`."""
     held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
@@ -51,12 +51,6 @@ class FinetuneConfig(TrainConfig):
     head_std: PositiveFloat | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
-    automatic: tuple[
-        Literal["steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps"]
-        | Literal["image_size", "preprocessing", "loss", "held_out", "refit", "runs", "head_views", "part", "min_area"],
-        ...,
-    ] = ()
-    """Settings left to the number of training images (BiT's rule), to the checkpoint and to the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +84,7 @@ class FinetuneConfig(TrainConfig):
                 "refit=False takes the best run of the sweep as the only final run; it requires runs=1 and "
                 "learning_rates that are tried."
             )
-        whole = self.sweep_steps is None and "sweep_steps" not in self.automatic
-        if self.halvings and (whole or 2**self.halvings > len(self.learning_rates)):
+        if self.halvings and (2**self.halvings > len(self.learning_rates)):
             raise UserError(
                 f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
                 f"are {len(self.learning_rates)}."

@@ -1,7 +1,7 @@
 """A training run: model, data, optimizer, and what is evaluated while it trains."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Lt
 
@@ -18,7 +18,25 @@ from vitlab.settings import (
     Seed,
     check_fields,
 )
-from vitlab.switches import check_switches
+
+ABOVE_0 = "above 0"
+REQUIRES: dict[str, dict[str, tuple[str, Any]]] = {
+    "optim": {
+        "momentum": ("name", "sgd"),
+        "beta1": ("name", "adam"),
+        "beta2": ("name", "adam"),
+        "end_lr": ("schedule", "linear"),
+        "decay_on": ("weight_decay", ABOVE_0),
+    },
+    "data": {
+        "min_area": ("crop", "inception"),
+        "pad": ("crop", "pad"),
+        "crop_resize": ("crop", "random"),
+        "randaugment_magnitude": ("randaugment_layers", ABOVE_0),
+    },
+}
+"""Settings that have an effect only with one value of another setting of their section. With any other value they must
+keep their default."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +192,7 @@ class TrainConfig:
         check_rgb(self.model)
         if self.masking is not None:
             self._check_masking()
-        check_switches(self)
+        _check_effects(self)
 
     def _check_masking(self) -> None:
         """Masked patch prediction takes a headless ViT with patches of pixels, and no setting about classes."""
@@ -206,3 +224,22 @@ class TrainConfig:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch_size))
+
+
+def has_effect(value: Any, wanted: Any) -> bool:
+    """Whether this value of the other setting gives a setting of REQUIRES an effect."""
+    return value > 0 if wanted == ABOVE_0 else value == wanted
+
+
+def _check_effects(config: Any) -> None:
+    """Raises UserError for a setting of REQUIRES without effect."""
+    for section, settings in REQUIRES.items():
+        part = getattr(config, section)
+        for name, (switch, wanted) in settings.items():
+            value, default, current = getattr(part, name), getattr(type(part), name), getattr(part, switch)
+            if value != default and not has_effect(current, wanted):
+                required = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
+                raise UserError(
+                    f"{section}.{name}={value!r} has no effect with {section}.{switch}={current!r}; give "
+                    f"{required} too, or leave {section}.{name} at {default!r}."
+                )

@@ -26,6 +26,7 @@ from vitlab.inspection.finished_run import Report
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
+from vitlab.recipes.resolve import Reason, changes
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
 from vitlab.runs.splits import Splits
@@ -48,6 +49,14 @@ class FinetuneJob(JobInputs):
     """A fine-tuning job: the least-squares head, the sweep and the final runs."""
 
     report: Report = "whole"
+    reasons: tuple[Reason, ...] = ()
+    """Why the settings that the recipe left open have their values."""
+
+    def decide(self, why: str, config: FinetuneConfig) -> "FinetuneJob":
+        """The job with `config`, whose changes have this reason."""
+        new = tuple(Reason(name, value, why) for name, value in changes(self.config, config))
+        old = tuple(reason for reason in self.reasons if reason.setting not in {name for name, *_ in new})
+        return dataclasses.replace(self, config=config, reasons=old + new)
 
     @functools.cached_property
     def sweep_splits(self) -> Splits:
@@ -105,14 +114,16 @@ class FinetuneJob(JobInputs):
         description: str | None = None,
         alpha: float = 1.0,
         thresholds: Sequence[float] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished.
 
         alpha: weight of the trained model in its average with the least-squares head's. thresholds: of each of several
-        labels.
+        labels. settings: more for config.json.
         """
         create_model = functools.partial(self.create_model, config.seed)
         options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
+        options["settings"] = settings or {}
         if self.config.head is not None and alpha < 1:
             head = functools.cache(self.linear.classifier)  # not fitted for a finished run
             options["finish"] = lambda model: average_weights(head(), model, alpha)
@@ -225,7 +236,7 @@ class FinetuneJob(JobInputs):
     def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Sweep and runs, each in its own folder, and what `make_report()` writes in the end; returns the content of
         `workdir`/result.json."""
-        settings = run_settings("finetune", self.init_id, self.splits, self.config)
+        settings = run_settings("finetune", self.init_id, self.splits, self.config) | {"reasons": self.reasons}
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if not folder.finished:
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start

@@ -9,9 +9,9 @@ from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
-from vitlab.finetuning.automatic import REFIT_EPOCHS, adapt_to_epochs
 from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost
 from vitlab.models.config import ViTConfig
+from vitlab.recipes.rules import REFIT_EPOCHS, adapt_to_epochs
 from vitlab.train.microbatch import step_seconds
 
 PLANNED_FRACTION = 0.92
@@ -50,11 +50,11 @@ def fit_budget(
     images: Images,
     measure: Measure,
     seconds: int | float,
-    automatic: Collection[str] = ("image_size", "head_views", "refit", "runs", "part"),
+    open_settings: Collection[str] = ("model.image_size", "head_views", "refit", "runs", "data.part"),
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
-    """`config` with steps, sweep and `automatic` settings for a job of `seconds`, of which some are `elapsed`.
+    """`config` with steps, sweep and `open_settings` for a job of `seconds`, minus `elapsed`.
 
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
@@ -64,10 +64,10 @@ def fit_budget(
     that head, at that size (`runs` is 0), or at the smallest size for a part of the training images, two of each class
     or more. Measuring takes of the time too: at each size that is considered a few forward passes, and a training step
     where that is a small part of the time. Raises UserError where nothing fits and the settings that are not
-    `automatic` forbid the smallest job.
+    open forbid the smallest job.
     """
-    all_views = VIEWS if "head_views" in automatic else (config.head_views,)
-    candidates = _sizes(config) if "image_size" in automatic else [config]
+    all_views = VIEWS if "head_views" in open_settings else (config.head_views,)
+    candidates = _sizes(config) if "model.image_size" in open_settings else [config]
     measured: dict[int, tuple[FinetuneConfig, JobCost]] = {}
     timed, limit = set[int](), elapsed() + MEASURED_FRACTION * seconds
 
@@ -90,7 +90,7 @@ def fit_budget(
         large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
             time = available()
-            plans = (_fit_steps(c, images, estimate(c), time, all_views, automatic) for c in large)
+            plans = (_fit_steps(c, images, estimate(c), time, all_views, open_settings) for c in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None:
                 return planned
@@ -101,21 +101,21 @@ def fit_budget(
             time_size(planned, train)
 
     time_size(candidates[3 * len(candidates) // 4], train=False)
-    linear = largest_that_fits(_head_only) if "runs" in automatic else None
+    linear = largest_that_fits(_head_only) if "runs" in open_settings else None
     if linear and head_loss:
         best = _best_side(linear, candidates, images, estimate, available(), head_loss)
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
         linear = largest_that_fits(_head_only)
     min_side = MIN_FRACTION * _side(linear) if linear else 0.0
     tuned = largest_that_fits(min_side=min_side)
-    if tuned is None and "refit" in automatic:
+    if tuned is None and "refit" in open_settings:
         tuned = largest_that_fits(lambda candidate: replace(candidate, refit=False), min_side)
     # The head again, for what has been measured since took time.
     if planned := tuned or (linear and largest_that_fits(_head_only)):
-        return adapt_to_epochs(planned, images.train, {*automatic} - {"refit"})
-    shortest = _shortest(candidates[-1], images, all_views[-1], alone="runs" in automatic)
+        return adapt_to_epochs(planned, images.train, {*open_settings} - {"refit"})
+    shortest = _shortest(candidates[-1], images, all_views[-1], alone="runs" in open_settings)
     time_size(shortest, train=False)
-    smallest = {"runs", "part"} <= {*automatic}
+    smallest = {"runs", "data.part"} <= {*open_settings}
     return _subset(shortest, images, estimate(shortest), available() if smallest else 0.0, elapsed(), smallest)
 
 
@@ -125,7 +125,7 @@ def needed_budget(
     cost: JobCost,
     reference: FinetuneConfig,
     seconds: int | float,
-    automatic: Collection[str],
+    open_settings: Collection[str],
     holds: Callable[[FinetuneConfig, JobCost], bool],
 ) -> int | None:
     """Minutes of a budget beyond `seconds` with which the plan for `config` `holds`, by the `cost` of `reference`; None
@@ -137,7 +137,7 @@ def needed_budget(
     for minutes in BUDGETS:
         if 60 * minutes > seconds:
             try:
-                plan = fit_budget(config, images, measure, 60 * minutes, automatic)
+                plan = fit_budget(config, images, measure, 60 * minutes, open_settings)
             except UserError:
                 continue
             if holds(plan, measure(plan, train=False)):
@@ -199,10 +199,10 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
     return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
-def _fewest_steps(config: FinetuneConfig, images: Images, automatic: Collection[str]) -> int:
-    """Of each run. With an automatic refit, those of REFIT_EPOCHS; without one, ENOUGH_STEPS suffice."""
+def _fewest_steps(config: FinetuneConfig, images: Images, open_settings: Collection[str]) -> int:
+    """Of each run. With an open refit, those of REFIT_EPOCHS; without one, ENOUGH_STEPS suffice."""
     if config.refit:
-        return _steps(config, images, REFIT_EPOCHS if "refit" in automatic else MIN_EPOCHS)
+        return _steps(config, images, REFIT_EPOCHS if "refit" in open_settings else MIN_EPOCHS)
     return min(_steps(config, images, MIN_EPOCHS), ENOUGH_STEPS)
 
 
@@ -242,7 +242,7 @@ def _fit_steps(
     cost: JobCost,
     available: float,
     all_views: Sequence[int | None],
-    automatic: Collection[str],
+    open_settings: Collection[str],
 ) -> FinetuneConfig | None:
     """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
     for views in all_views:
@@ -255,7 +255,7 @@ def _fit_steps(
     if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
-    if fitting < _fewest_steps(config, images, automatic):
+    if fitting < _fewest_steps(config, images, open_settings):
         return None
     return with_steps(config, min(fitting, _steps(config, images, MAX_EPOCHS)))
 

@@ -5,9 +5,11 @@ run or several on all of it, then the test.
 """
 
 import dataclasses
+import itertools
+import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +21,15 @@ from vitlab.data.loader import available_cores, num_workers
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.summary import format_evaluation, headline
-from vitlab.finetuning.automatic import (
-    MAX_HELD_OUT,
-    adapt_to_epochs,
-    bit_hyperrule,
-    default_image_size,
-    load_automatic_settings,
-)
 from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, Log, format_score
 from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
-from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
-from vitlab.models.init import LEARNED_POSITIONS
+from vitlab.models.config import ImageSize, Interpolation
 from vitlab.preprocessing import Preprocessing
-from vitlab.runs.init_from_checkpoint import adapt_config, fingerprint
+from vitlab.recipes.resolve import BY_BUDGET, Facts, Reason, Resolved, resolve, with_settings
+from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
+from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import Execution
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.distributed import SINGLE, World
@@ -99,6 +95,7 @@ def sweep_and_finetune(
     config: FinetuneConfig,
     workdir: str | Path,
     *,
+    open_settings: Collection[str] = (),
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     budget: float | None = None,
@@ -117,9 +114,9 @@ def sweep_and_finetune(
 
     With `config.head` the least-squares head is tested first, in `workdir`/linear, and the runs start from it and are
     averaged with it, if that helps on the held-out part; `workdir`/model is the better one.
-    `budget`: seconds, from `started` (by `time.monotonic()`; default: now) to the end, for which the automatic settings
-    are chosen; a resumed job keeps them.
-    Raises UserError for bad settings or data, and for a folder with other settings.
+    open_settings: what `resolve` chooses by checkpoint, images and device, or the plan of a `budget`: seconds from
+    `started` (by `time.monotonic()`; default: now) to the end. config.json says why each has its value; an interrupted
+    job keeps them. Raises UserError for bad settings or data, and for a folder with other settings.
     """
     started = time.monotonic() if started is None else started
     workdir, torch_device = Path(workdir), choose_device(world.device(device))
@@ -131,20 +128,37 @@ def sweep_and_finetune(
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
-    automatic = set(config.automatic) - ({"image_size"} if image_size is not None else set())
-    config, saved_size = load_automatic_settings(workdir, config, budget is not None)
-    image_size = saved_size if image_size is None else image_size
-    config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
-    log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
+    preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
+    facts = Facts(torch_device.type, source.config, preprocessing, image_size, interpolation)
+    open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
+    saved = world.broadcast_object(lambda: load_reasons(workdir))
+
+    def decide_settings(config: FinetuneConfig, facts: Facts) -> Resolved[FinetuneConfig]:
+        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget is not None)
+
+    known = decide_settings(config, facts)
+    log(f"test images: {known.config.data.preprocessing(known.config.model.image_size).describe()}")
     check_folder(workdir)
-    config, splits = _load_data(config, torch_device.type, automatic, log, world)
-    world.check_batch_size(config.batch_size)
-    job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
-    job = _without_unreadable(_plan(job, workdir, budget, started, automatic), automatic)
+    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
+    data = dataclasses.replace(known.config.data, range=config.data.range)
+    splits = _load_splits(dataclasses.replace(known.config, data=data), log, world)
+    train = splits.train
+    seen: dict[str, Any] = {"examples": len(train), "num_classes": len(train.classes)}
+    known = decide_settings(config, dataclasses.replace(facts, **seen, multi_label=train.multi_label))
+    check_head(known.config)
+    world.check_batch_size(known.config.batch_size)
+    execution = Execution(torch_device, tensorboard, world)
+    job = FinetuneJob(checkpoint, init_id, splits, known.config, execution, log, reasons=known.reasons)
+    job = _check_held_out(job, open_settings)
+    job = _without_unreadable(_plan(job, workdir, budget, started, open_settings), open_settings)
     config = job.config
+    for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
+        log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
-        return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
+        return Finetuned(
+            config, job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons}), workdir
+        )
 
     def make_report() -> bool:
         from vitlab.inspection.write_pages import report
@@ -158,55 +172,74 @@ def sweep_and_finetune(
     return Finetuned(config, job.sweep_and_runs(workdir, make_report), workdir)
 
 
-def _load_data(
-    config: FinetuneConfig, device_type: str, automatic: Collection[str], log: Log, world: World
-) -> tuple[FinetuneConfig, Splits]:
-    """The splits, and `config` with all that they decide."""
+def load_reasons(workdir: Path) -> tuple[Reason, ...]:
+    """What a job in this folder has decided; empty for a new folder and for anything else."""
+    try:
+        saved = json.loads((workdir / "config.json").read_bytes())["reasons"]
+        reasons = [Reason(*reason) for reason in saved]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ()  # opening the folder reports what is wrong with it
+    return tuple(
+        reason._replace(value=tuple(reason.value)) if isinstance(reason.value, list) else reason for reason in reasons
+    )
+
+
+def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
+    """The settings with what an interrupted job has decided before, if they are still open: it goes on with them on
+    another device and at another speed, too."""
+    kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
+    kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
+    kept |= NO_SWEEP.keys() if "runs" in kept else set()  # the least-squares head alone has none
+    again = {reason.setting: reason for reason in saved if reason.setting in kept}
+    config = with_settings(resolved.config, {name: reason.value for name, reason in again.items()})
+    return dataclasses.replace(resolved, config=config, reasons=tuple(again.values()) or resolved.reasons)
+
+
+def _load_splits(config: FinetuneConfig, log: Log, world: World) -> Splits:
     log(f"reading the data set {config.data.name}")
-    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
     if config.data.levels is not None:
         log("black and white: the values {} and {} of an image file".format(*config.data.levels))
-    splits = load_splits(config.data, world, config.loss == "sigmoid")
-    require_two_classes(splits.train)
-    model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
-    if "loss" in config.automatic and splits.train.multi_label:
-        config = dataclasses.replace(config, loss="sigmoid")
-    config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), device_type)
     if config.sweep_steps is not None:
         log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
-    check_head(config)
-    return _check_held_out(config, splits, automatic, log), splits
+    splits = load_splits(config.data, world, config.loss == "sigmoid")
+    require_two_classes(splits.train)
+    return splits
 
 
-def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collection[str], log: Log) -> FinetuneConfig:
-    """`config`, or the least-squares head alone where this is `automatic` and there are too few images to hold some
-    out; else raises UserError for that. Where the user's own val is held out, `held_out` is its fraction."""
+def _check_held_out(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
+    """The job with the fraction of the user's own val as `held_out`, if there is one. With too few images to hold some
+    out it is the least-squares head alone where `runs` is open; otherwise UserError is raised."""
+    config, train = job.config, job.splits.train
     if not config.tried_rates:
-        return config
-    if (val := splits.train.from_val) is not None and 0 < val.mean() < 1:
-        if config.head and "held_out" not in automatic:
+        return job
+    if (val := train.from_val) is not None and 0 < val.mean() < 1:
+        if config.head and "held_out" not in open_settings:
             raise UserError(
                 f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
                 f"made on; leave it out, or leave val out with --data.train-split train."
             )
         held_out = min(val.mean(), MAX_HELD_OUT / len(val)) if config.head else val.mean()
         if held_out != config.held_out:
-            log(f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train")
-        config = dataclasses.replace(config, held_out=float(held_out))
-    if config.head is None or "runs" not in automatic:
-        hold_out(splits.train, config.held_out, config.seed)
-    elif not all(map(len, hold_out_indices(splits.train, config.held_out, config.seed))):
-        count, fraction = len(splits.train), config.held_out
-        log(f"{count} images are too few to hold {fraction:.0%} of a class out: only the head is fitted")
-        return dataclasses.replace(config, runs=0, **NO_SWEEP)
-    return config
+            job.log(
+                f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train"
+            )
+        job = job.decide("the user's val split", dataclasses.replace(config, held_out=float(held_out)))
+    config = job.config
+    if config.head is None or "runs" not in open_settings:
+        hold_out(train, config.held_out, config.seed)
+    elif not all(map(len, hold_out_indices(train, config.held_out, config.seed))):
+        job.log(
+            f"{len(train)} images are too few to hold {config.held_out:.0%} of a class out: only the head is fitted"
+        )
+        job = job.decide("the few training images", dataclasses.replace(config, runs=0, **NO_SWEEP))
+    return job
 
 
 def _plan(
-    job: FinetuneJob, workdir: Path, budget: float | None, started: float, automatic: Collection[str]
+    job: FinetuneJob, workdir: Path, budget: float | None, started: float, open_settings: Collection[str]
 ) -> FinetuneJob:
-    """The job with what of its settings is `automatic` for the `budget`, if there is one and no plan in `workdir`, and
-    with the measured micro-batch. Logs what the job will take, unless it is finished."""
+    """The job with the `open_settings` that a plan chooses, for the `budget` if there is one and no plan in `workdir`,
+    and with the measured micro-batch. Logs what the job will take, unless it is finished."""
     world, device, splits, wanted = job.execution.world, job.execution.device, job.splits, job.config
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
@@ -235,18 +268,17 @@ def _plan(
             f"{'x'.join(map(str, job.config.model.image_hw))} px; for another --budget give another --workdir"
         )
     elif budget is not None:
-        config = fit_budget(job.config, images, measure, budget, automatic, elapsed, job.head_loss)
-        for line in _left_out(config, wanted, images, measure(config, False), budget, automatic):
+        config = fit_budget(job.config, images, measure, budget, open_settings, elapsed, job.head_loss)
+        for line in _left_out(config, wanted, images, measure(config, False), budget, open_settings):
             job.log(line)
         if config.data.part != job.config.data.part:
             splits = load_splits(config.data, world, config.loss == "sigmoid")
             images = Images(len(splits.train), len(splits.test))
-        job = dataclasses.replace(job, config=config, splits=splits)
+        job = dataclasses.replace(job.decide("the time budget", config), splits=splits)
     elif not planned_before:
-        config = adapt_to_epochs(job.config, images.train, automatic)
-        if config.head and "image_size" in automatic:
-            config = best_size(config, images, measure, job.head_loss)
-        job = dataclasses.replace(job, config=config)
+        job = job.decide("the number of epochs", adapt_to_epochs(job.config, images.train, open_settings))
+        if job.config.head and "model.image_size" in open_settings:
+            job = job.decide("leave-one-out losses", best_size(job.config, images, measure, job.head_loss))
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
     cost = measure(job.config, budget is None)
@@ -265,12 +297,12 @@ def _left_out(
     images: Images,
     cost: JobCost,
     budget: float,
-    automatic: Collection[str],
+    open_settings: Collection[str],
 ) -> Iterator[str]:
     """What of the `wanted` job the `budget` leaves out of the planned `config`, and the budget that includes it."""
 
     def with_budget(holds: Callable[[FinetuneConfig, JobCost], bool]) -> str:
-        minutes = needed_budget(wanted, images, cost, config, budget, automatic, holds)
+        minutes = needed_budget(wanted, images, cost, config, budget, open_settings, holds)
         return "" if minutes is None else f"; --budget {minutes}m includes it"
 
     if config.data.part != wanted.data.part:
@@ -283,7 +315,7 @@ def _left_out(
         yield f"left out: {parts}" + with_budget(lambda _, cost: cost.report(images) == "whole")
 
 
-def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> FinetuneJob:
+def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
     """The job without the images that cannot be read, where these are skipped."""
     if job.config.data.on_error != "skip":
         return job
@@ -294,8 +326,7 @@ def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> Finetun
             f"{len(splits.unreadable)} images cannot be read and are skipped, the first {quoted(first['path'])} "
             f"({first['reason']}); result.json and the report list them"
         )
-    config = _check_held_out(job.config, splits, automatic, job.log)
-    return dataclasses.replace(job, splits=splits, config=config)
+    return _check_held_out(dataclasses.replace(job, splits=splits), open_settings)
 
 
 def default_workdir(dataset: str) -> Path:
@@ -310,38 +341,3 @@ def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str)
     init_id += ", fresh positions" if config.fresh_positions else ""
     init_id += ", pre_logits kept" if config.pre_logits else ""
     return init_id + ("" if config.head_std is None else f", head of sd {config.head_std:g}")
-
-
-def _apply_checkpoint_settings(
-    checkpoint: str | Path,
-    source: ModelConfig,
-    config: FinetuneConfig,
-    image_size: ImageSize | None,
-    interpolation: Interpolation | None,
-    device_type: str,
-) -> FinetuneConfig:
-    """`config` with all that the checkpoint decides; the number of classes is the data set's."""
-    if len(config.learning_rates) == 1:
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
-    if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
-        raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
-    if config.pre_logits and not getattr(source, "representation_size", None):
-        raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
-    if interpolation is not None:
-        if not isinstance(source, ViTConfig):
-            raise UserError(f"interpolation={interpolation!r} is of position embeddings, which a ResNet has not.")
-        source = dataclasses.replace(source, position_interpolation=interpolation)
-    preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.image_size)
-    if "image_size" in config.automatic and image_size is None:
-        image_size = default_image_size(source, preprocessing, device_type)
-    config = adapt_config(source, config, num_classes=2, image_size=image_size)  # classes: set from the data set later
-    if "preprocessing" in config.automatic:
-        scaled = preprocessing.at(config.model.image_size)
-        data = dataclasses.replace(
-            config.data,
-            eval_resize=scaled.resize if scaled.keep_aspect else None,
-            eval_interpolation=None if scaled.is_google else scaled.interpolation,
-        )
-        config = dataclasses.replace(config, data=data)
-    config.data.preprocessing(config.model.image_size)  # raises for an invalid size
-    return config

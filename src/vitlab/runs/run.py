@@ -1,7 +1,7 @@
 """A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,16 +77,18 @@ def run(
     description: str | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
     thresholds: Sequence[float] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
 
     `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
-    evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels.
+    evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels. settings:
+    more for config.json.
     """
     world, few_shot = execution.world, None
     if config.fewshot is not None:
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
-    settings = run_settings(command, init_id, splits, config)
+    settings = run_settings(command, init_id, splits, config) | dict(settings or {})
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
         if folder.finished:
             return Outcome(config, folder.read_result())

@@ -20,7 +20,8 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig
-from vitlab.runs.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
+from vitlab.recipes.rules import adapt_config
+from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
 from vitlab.runs.run import Execution, run
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict

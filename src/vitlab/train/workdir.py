@@ -302,7 +302,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     """`name: old -> new` for every setting that differs.
 
-    A setting missing on one side and None on the other is not a difference, so that later versions can resume the run.
+    A setting missing on one side and None, zero or empty on the other is not a difference, so that later versions can
+    resume the run.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{name}." if name else ""
@@ -311,14 +312,15 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
             for key in sorted(old.keys() | new.keys())
             for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
         ]
-    switched_off = all(value in (None, _ABSENT) for value in (old, new))
+    switched_off = old in (None, _ABSENT) and new in (None, _ABSENT)
+    switched_off |= _ABSENT in (old, new) and all(value == _ABSENT or not value for value in (old, new))
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 
 def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
     """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
-    memory, and the place of what is `identified` by its content."""
-    settings = {name: value for name, value in settings.items() if name != "microbatch"}
+    memory, how the settings came about, and the place of what is `identified` by its content."""
+    settings = {name: value for name, value in settings.items() if name not in ("microbatch", "reasons")}
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
