@@ -241,7 +241,6 @@ def test_other_steps_in_proportion() -> None:
     config = dataclasses.replace(CONFIG, steps=100, learning_rates=(1e-4, 3e-4), sweep_steps=20, optim=optim)
     longer = with_steps(config, 300)
     assert (longer.sweep_steps, longer.optim.warmup_steps, longer.optim.cooldown_steps) == (60, 30, 150)
-    assert with_steps(dataclasses.replace(config, halvings=1), 300).sweep_steps == 150
     assert with_steps(dataclasses.replace(config, sweep_steps=None), 300).sweep_steps is None
 
 

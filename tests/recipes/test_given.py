@@ -12,8 +12,7 @@ from vitlab.recipes.tiny import digits
 def test_one_learning_rate_takes_the_place_of_the_search() -> None:
     assert without_replaced(cifar10(), {"optim.lr"}).learning_rates == ()
     assert without_replaced(cifar10(), {"mixup"}) == cifar10()
-    halved = replace(staged(), learning_rates=(3e-5, 1e-4), halvings=1)
-    assert without_replaced(halved, {"optim.lr"}).halvings is None
+    assert without_replaced(replace(cifar10(), sweep_steps=10), {"optim.lr"}).sweep_steps is None
 
 
 def test_steps_and_epochs() -> None:

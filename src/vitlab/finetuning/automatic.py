@@ -22,7 +22,7 @@ SHORT_EPOCHS, SHORT_MIN_AREA, SHORT_RATE = 3.0, 0.7, 2.0
 MAX_HELD_OUT = 1000
 """Training images that a sweep holds out at most, except one of each class."""
 DIRECT = {
-    *("steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"),
+    *("steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps"),
     *("held_out", "refit", "runs", "loss", "head_views"),
 }
 """Automatic settings that are fields of FinetuneConfig."""
@@ -36,8 +36,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
     from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
-    least-squares head for all of them, the first ones of `halvings` for fewer, with at most MAX_HELD_OUT images held
-    out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
+    least-squares head, which the first steps make worse, for all of them, with at most MAX_HELD_OUT images held out.
+    On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
     batch_size = config.batch_size
@@ -54,9 +54,7 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     if "warmup_steps" in automatic:
         warmup_steps = min(100 if small else 500, total // 5)
         changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
-    if "sweep_steps" in automatic and config.halvings:
-        changes["sweep_steps"] = max(total // 2**config.halvings, 1)
-    elif "sweep_steps" in automatic and config.tried_rates and not config.head:
+    if "sweep_steps" in automatic and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "held_out" in automatic:
         changes["held_out"] = min(config.held_out, MAX_HELD_OUT / examples)
@@ -115,7 +113,7 @@ def load_automatic_settings(
     if "image_size" in automatic and (budget or config.head):  # which scales that of the test images
         automatic |= {"preprocessing"}
     if "runs" in automatic and not saved.runs:  # the head alone
-        automatic |= {"learning_rates", "sweep_steps", "halvings", "refit"}
+        automatic |= {"learning_rates", "sweep_steps", "refit"}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
     lr = saved.optim.lr if "learning_rates" in config.automatic else config.optim.lr
     warmup_steps = saved.optim.warmup_steps if "warmup_steps" in automatic else config.optim.warmup_steps

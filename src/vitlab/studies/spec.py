@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,9 +94,8 @@ def updates(config: TrainConfig, examples: int) -> int:
     steps = config.total_steps(examples)
     if not isinstance(config, FinetuneConfig):
         return steps
-    doublings = range((config.halvings or 0) + 1 if config.runs else 0)
-    sweep = sum(math.ceil(len(config.tried_rates) / 2**d) * 2**d for d in doublings)
-    return config.refit * config.runs * steps + sweep * (config.sweep_steps or steps)
+    sweep = len(config.tried_rates) * (config.sweep_steps or steps) if config.runs else 0
+    return config.refit * config.runs * steps + sweep
 
 
 # Results
