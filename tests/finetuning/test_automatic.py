@@ -113,7 +113,9 @@ def test_a_run_continues_with_its_choices_on_another_device(tmp_path: Path) -> N
     config = custom()
     data = dataclasses.replace(config.data, eval_resize=256, eval_interpolation="bicubic")
     first = bit_hyperrule(dataclasses.replace(config, model=S14, data=data), 160, "cpu")
-    (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", "examples": 160, **to_dict(first)}))
+    saved = {"command": "finetune", "examples": 160, **to_dict(first)}
+    saved |= {"halvings": None, "optim": saved["optim"] | {"cooldown_steps": 0}}  # as earlier versions
+    (tmp_path / "config.json").write_text(json.dumps(saved))
     resumed, size = load_automatic_settings(tmp_path, config)
     assert (resumed.steps, resumed.batch_size, resumed.sweep_steps) == (100, 32, 20)
     assert (resumed.data.eval_resize, resumed.data.eval_interpolation) == (256, "bicubic")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
+from vitlab.config.train import REMOVED
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
@@ -101,9 +102,10 @@ def load_automatic_settings(
     """
     try:
         settings = json.loads((workdir / "config.json").read_bytes())
+        settings["optim"] = {name: value for name, value in settings["optim"].items() if name not in REMOVED}
         names = {field.name for field in dataclasses.fields(FinetuneConfig)}
         saved = from_dict(FinetuneConfig, {name: settings[name] for name in names & settings.keys()})
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return config, None  # opening the folder reports what is wrong with it
     if settings.get("command") != "finetune":
         return config, None

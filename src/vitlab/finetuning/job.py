@@ -201,12 +201,11 @@ class FinetuneJob(JobInputs):
         return evaluation.record() | record
 
     def sweep_config(self, lr: float) -> TrainConfig:
-        """A run of the sweep; warm-up, cool-down and average span the same fraction of `sweep_steps`."""
+        """A run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
         config = self.run_config(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
         if (short := self.config.sweep_steps) is not None:
-            warmup_steps, cooldown_steps = (n * short // steps for n in (optim.warmup_steps, optim.cooldown_steps))
-            optim = dataclasses.replace(optim, warmup_steps=warmup_steps, cooldown_steps=cooldown_steps)
+            optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
             steps, decay = short, decay and decay ** (steps / short)
         data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)

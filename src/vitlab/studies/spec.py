@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.config.train import REMOVED
 from vitlab.models.config import ModelConfig
 from vitlab.panels import Panel
 from vitlab.settings import to_dict
@@ -70,7 +71,9 @@ def digest(point: Point, points: Mapping[str, Point]) -> str:
     points unchanged.
     """
     init_id = digest(points[point.init_from], points) if point.init_from else None
-    text = json.dumps([type(point.config).__name__, _enabled(to_dict(point.config)), init_id], sort_keys=True)
+    settings = _enabled(to_dict(point.config))
+    settings["optim"] |= REMOVED
+    text = json.dumps([type(point.config).__name__, settings, init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
+from vitlab.config.train import REMOVED
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
@@ -319,6 +320,8 @@ def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]
     """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
     memory, and the place of what is `identified` by its content."""
     settings = {name: value for name, value in settings.items() if name != "microbatch"}
+    if isinstance(optim := settings.get("optim"), dict):
+        settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
