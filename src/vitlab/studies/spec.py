@@ -22,8 +22,8 @@ from vitlab.panels import Panel
 from vitlab.settings import to_dict
 from vitlab.studies.statistics import Difference, format_percent, paired_difference
 
-Scale = Literal["tiny", "small", "gpu", "paper"]
-"""`small` is for two CPU cores, `gpu` for one GPU; `paper` is the original; `tiny` is `small` with short runs of one
+Scale = Literal["tiny", "small", "paper"]
+"""`small` is for two CPU cores, and faster on a GPU; `paper` is the original; `tiny` is `small` with short runs of one
 seed on digits, which are installed: they show that everything works and decide nothing."""
 DIGITS = "digits"
 SHORTER = 20
@@ -295,11 +295,11 @@ class Study:
     """At the scale `small`: up to ten where five leave a close claim open, if they fit into four core-hours."""
 
     def points(self, scale: Scale) -> list[Point]:
-        """Every variant at every seed: three seeds at `gpu`, one at `tiny` and at the paper's scale."""
+        """Every variant at every seed: one at `tiny` and at the paper's scale."""
         variants = self.variants("small" if scale == "tiny" else scale)
         if scale == "tiny":  # points that differed by their data set are one
             variants = {point.name: point for point in map(shortened, variants)}.values()
-        seeds = {"tiny": 1, "small": self.seeds, "gpu": 3, "paper": 1}[scale]
+        seeds = {"tiny": 1, "small": self.seeds, "paper": 1}[scale]
         return [point.with_seed(seed) for seed in range(seeds) for point in variants]
 
 
