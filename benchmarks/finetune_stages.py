@@ -43,9 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "quarter of the weights, no sweep": {**LS, "optim": ADAMW, "head_views": 4, "alpha": 0.25},
     "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
     "default, search": {**LS, **SEARCH, "head_views": 4},
-    "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},
 }
-"""Fields of FinetuneConfig; `sweep_steps` is a fraction of the steps."""
+"""Fields of FinetuneConfig."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +70,6 @@ def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> Fine
     changes = dict(VARIANTS[variant])
     changes.setdefault("optim", ADAMW)
     changes["optim"] = dataclasses.replace(changes["optim"], warmup_steps=steps // 10)
-    if "sweep_steps" in changes:
-        changes["sweep_steps"] = max(round(changes["sweep_steps"] * steps), 1)
     plain = {"learning_rates": (), "head": None, "head_views": None, "steps": steps, "batch_size": 32, "seed": seed}
     plain |= {"alpha": 1.0 if "head" in changes and "learning_rates" not in changes else None}
     data = dataclasses.replace(base.data, name=f"folder:{folder}")

@@ -38,7 +38,7 @@ from vitlab.weights import load_metadata, load_model
 
 @pytest.fixture(scope="module")
 def staged(config: TrainConfig) -> FinetuneConfig:
-    """Three rates with one halving, on four other digits at the size of pre-training."""
+    """Three rates, each for eight of the twenty steps, on four other digits at the size of pre-training."""
     return FinetuneConfig(
         model=dataclasses.replace(config.model, image_size=8, width=8),
         data=DataConfig(classes=(3, 4, 5, 6), crop="none", flip=False, train_split="trainval", eval_split="test"),
@@ -49,8 +49,7 @@ def staged(config: TrainConfig) -> FinetuneConfig:
         log_every=4,
         checkpoint_every=5,
         learning_rates=(1e-3, 3e-3, 1e-2),
-        sweep_steps=4,
-        halvings=1,
+        sweep_steps=8,
         held_out=0.25,
         head="least_squares",
     )
@@ -76,13 +75,11 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     assert first.accuracy == linear["accuracy"] > 0.5
     assert linear["leave_one_out"] == pytest.approx(linear["accuracy"], abs=0.1)
     assert linear["held_out"]["images"] == result["sweep"][0]["images"]
-    assert [score["steps"] for score in result["sweep"]] == [4, 4, 4, 8, 8]  # the better half again
-    assert (tmp_path / "out" / "sweep" / "steps-8").is_dir()
+    assert [score["learning_rate"] for score in result["sweep"]] == list(staged.learning_rates)
     assert chosen == "run-0"
     assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
-    rates = {score["learning_rate"] for score in result["sweep"] if score["steps"] == 8}
-    assert result["learning_rate"] in rates
-    assert result["alpha"] in [score["alpha"] for score in result["sweep"] if score["steps"] == 8]
+    best = min(result["sweep"], key=lambda score: score["loss"])
+    assert (result["learning_rate"], result["alpha"]) == (best["learning_rate"], best["alpha"])
     assert any("leave-one-out accuracy" in line for line in log)
 
 
@@ -91,7 +88,7 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
 def test_where_fine_tuning_does_not_help_the_head_is_the_result(
     rates: tuple[float, ...], workdir: Path, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
-    useless = dataclasses.replace(staged, learning_rates=rates, halvings=None)
+    useless = dataclasses.replace(staged, learning_rates=rates)
     useless = dataclasses.replace(useless, optim=dataclasses.replace(staged.optim, name="sgd", lr=rates[0]))
     done = tune(workdir, useless, tmp_path / "out")
     result, summary = done.result, done.summary()
@@ -108,13 +105,13 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
 def test_the_held_out_loss_decides(
     workdir: Path, pretrained: Outcome, staged: FinetuneConfig, loss: float | None, helps: bool
 ) -> None:
-    """After the most steps; None is a training that diverged."""
+    """Of the best rate; None is a training that diverged."""
     job = make_job(workdir, pretrained, staged)
     accuracy = None if loss is None else 0.7
-    scores = [{"learning_rate": 1e-3, "accuracy": accuracy, "loss": loss, "images": 40, "steps": 8}]
-    scores.append({"learning_rate": 1e-4, "accuracy": None, "steps": 8})
+    scores = [{"learning_rate": 1e-3, "accuracy": accuracy, "loss": loss, "alpha": 1.0, "images": 40}]
+    scores.append({"learning_rate": 1e-4, "accuracy": None})
     if loss is not None:
-        scores.append({"learning_rate": 1e-4, "accuracy": 0.9, "loss": 0.1, "images": 40, "steps": 4})  # halved away
+        scores.append({"learning_rate": 1e-2, "accuracy": 0.9, "loss": 0.7, "alpha": 1.0, "images": 40})
     assert job._helps(scores, {"accuracy": 0.8, "loss": 0.5, "images": 40}) == helps
 
 
@@ -143,7 +140,7 @@ def test_the_weights_are_averaged_with_those_of_the_head(
 def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
-    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, halvings=None)
+    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
     results = [
         tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result
         for alpha in (None, 0.25, 1.0)
@@ -214,7 +211,7 @@ def test_representations_in_bfloat16(
 
 @pytest.mark.usefixtures("pretrained")
 def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    one = dataclasses.replace(staged, learning_rates=(3e-3,), halvings=None)
+    one = dataclasses.replace(staged, learning_rates=(3e-3,))
     result = tune(workdir, one, tmp_path / "out").result
     assert [score["learning_rate"] for score in result["sweep"]] == [3e-3]
     assert result["linear"]["held_out"]["images"] == result["sweep"][0]["images"]
@@ -228,13 +225,13 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
     config, out = dataclasses.replace(staged, refit=False), tmp_path / "out"
     done = tune(workdir, config, out)
     lr, alpha = done.result["learning_rate"], done.result["alpha"]
-    best = next(s for s in done.result["sweep"] if s["learning_rate"] == lr and s["steps"] == 8)
+    best = next(score for score in done.result["sweep"] if score["learning_rate"] == lr)
     assert (done.result["chosen"], alpha) == ("run-0", best["alpha"])
-    trained = load_model(out / f"sweep/steps-8/lr-{lr}" / "model").state_dict()
+    trained = load_model(out / f"sweep/lr-{lr}" / "model").state_dict()
     for folder in (out, out / "run-0"):
         assert all(torch.equal(weights, trained[name]) for name, weights in load_model(folder).state_dict().items())
     assert done.result["test"]["accuracy"] == evaluate_checkpoint(out).accuracy
-    logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/steps-8/lr-{lr}")]
+    logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/lr-{lr}")]
     assert logs[0] == logs[1] != ""
     monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trains again"))
     for killed in ("result.json", "run-0/result.json"):
@@ -246,7 +243,7 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
 @pytest.mark.usefixtures("pretrained")
 def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     """The best of several rates from a head of zeros."""
-    config = dataclasses.replace(staged, refit=False, head=None, halvings=None, sweep_steps=None)
+    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None)
     result = tune(workdir, config, tmp_path / "out").result
     trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
     assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())
@@ -255,18 +252,18 @@ def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfi
 
 
 def test_without_a_refit_there_is_one_run_of_a_sweep(staged: FinetuneConfig) -> None:
-    for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None, "halvings": None}):
+    for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None}):
         with pytest.raises(ValueError, match="refit=False takes the best run of the sweep"):
             dataclasses.replace(staged, refit=False, **changes)
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_one_of_several_halvings_is_chosen(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+def test_one_of_several_rates_is_chosen(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     done = tune(workdir, staged, tmp_path / "out")
     marked = [line for line in done.summary().splitlines() if "<- chosen" in line]
     assert done.result["chosen"] == "run-0"
     assert len(marked) == 1
-    assert "after 8 steps: " in marked[0]
+    assert f"learning rate {done.result['learning_rate']:g} " in marked[0]
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -283,7 +280,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(FinetuneJob, "measure_step", measure)
-    one = dataclasses.replace(staged, learning_rates=(3e-3,), halvings=None, sweep_steps=None)
+    one = dataclasses.replace(staged, learning_rates=(3e-3,), sweep_steps=None)
     with monkeypatch.context() as patch:
         patch.setattr(FinetuneJob, "train_and_test", stopped)
         with pytest.raises(KeyboardInterrupt):
@@ -295,7 +292,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
 
 @pytest.mark.usefixtures("pretrained")
 def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    alone = dataclasses.replace(staged, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    alone = dataclasses.replace(staged, runs=0, learning_rates=(), sweep_steps=None)
     done = tune(workdir, alone, tmp_path / "out")
     assert (done.result["sweep"], done.result["chosen"]) == ([], "linear")
     assert "least-squares head" in done.summary()
@@ -314,7 +311,7 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
 
     monkeypatch.setattr(LinearStage, "fit_start", recorded)
     job = make_job(workdir, pretrained, staged)
-    job.score_learning_rate(1e-3, workdir.parent / "scored", 2)
+    job.score_learning_rate(1e-3, workdir.parent / "scored")
     assert fitted == [len(job.sweep_splits.train)]
     assert fitted[0] is not None
     assert fitted[0] < len(job.splits.train)
@@ -399,7 +396,7 @@ def test_images_that_are_not_augmented_have_no_views(
 @pytest.mark.usefixtures("pretrained")
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None, halvings=None)
+    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None)
     tune(workdir, config, tmp_path / "out")
     before, after = load_model(workdir).state_dict(), load_model(tmp_path / "out" / "run-0").state_dict()
     kept = after.keys() - {"head.weight", "head.bias"}
@@ -414,7 +411,7 @@ def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: Fi
 def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
     open_settings = ("steps", "optim.warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
-    config = dataclasses.replace(staged, halvings=None)
+    config = staged
     done = tune(workdir, config, tmp_path / "out", budget=40.0, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["steps"] == done.config.steps
@@ -450,13 +447,13 @@ def test_the_shortest_budget_yields_a_classifier(
 def test_a_plan_is_kept_whatever_it_changes(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rates and halvings that were given, and a part of the images: the same command resumes."""
+    """Rates that were given, and a part of the images: the same command resumes."""
     full = len(load_dataset("digits", "trainval", classes=(3, 4, 5, 6)))
 
     def head_of_half(config: FinetuneConfig, images: Images, *_: Any) -> FinetuneConfig:
         planned.append(images.train)
         data = dataclasses.replace(config.data, part=0.5)
-        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, data=data)
+        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, data=data)
 
     planned, log = [], []
     monkeypatch.setattr(protocol, "fit_budget", head_of_half)
@@ -471,7 +468,7 @@ def test_a_plan_is_kept_whatever_it_changes(
     assert resumed.result == done.result
     assert any("resuming the plan in " in line for line in log)
     assert planned == [full]
-    one_rate: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None}
+    one_rate: dict[str, Any] = {"learning_rates": (), "sweep_steps": None}
     other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=1e-2), **one_rate)
     with pytest.raises(ValueError, match=r"other settings:\n  optim.lr: 0.003 -> 0.01"):
         tune(workdir, other, tmp_path / "out", budget=60.0, open_settings=open_settings)
@@ -487,7 +484,7 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
             for i in range(number):
                 Image.new("RGB", (9 + i, 9), (level,) * 3).save(folder / f"{i}.png")
     data = dataclasses.replace(staged.data, name=f"folder:{tmp_path / 'photos'}", classes=None, on_error="skip")
-    config = dataclasses.replace(staged, data=data, learning_rates=(3e-3,), sweep_steps=None, halvings=None)
+    config = dataclasses.replace(staged, data=data, learning_rates=(3e-3,), sweep_steps=None)
     config = dataclasses.replace(config, batch_size=2, steps=2, held_out=0.5)
     options: dict[str, Any] = {"open_settings": ("runs", "learning_rates")}
     assert tune(workdir, config, tmp_path / "whole", **options).result["sweep"]
@@ -555,7 +552,7 @@ def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
     np.testing.assert_array_equal(stage.plain.labels, train.labels[chosen])
     assert len(chosen) == pytest.approx(head_images(staged, len(train), 4), abs=2)
     assert stage.score_held_out()["images"] == len(held_out)
-    one_rate = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, halvings=None)
+    one_rate = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
     assert len(make_job(workdir, pretrained, one_rate).linear.plain.x) == 4 * shots
     alone = dataclasses.replace(one_rate, runs=0)
     assert len(make_job(workdir, pretrained, alone).linear.plain.x) == len(train)
@@ -568,8 +565,6 @@ def test_settings_that_contradict(staged: FinetuneConfig) -> None:
         FinetuneConfig(steps=1, alpha=1.0)
     with pytest.raises(ValueError, match="runs=0 tests the least-squares head alone"):
         FinetuneConfig(steps=1, runs=0)
-    with pytest.raises(ValueError, match="halvings=2 requires sweep_steps and 4 learning_rates"):
-        FinetuneConfig(steps=1, halvings=2, learning_rates=(0.1, 0.2, 0.3), sweep_steps=1)
     contradictions: list[dict[str, Any]] = [{"from_scratch": True}, {"fresh_positions": True}, {"head_std": 0.1}]
     for changes in contradictions:
         with pytest.raises(ValueError, match=r"fitted to the checkpoint as it is; .* or give --recipe custom"):
@@ -597,7 +592,7 @@ def own(staged: FinetuneConfig, tmp_path: Path) -> FinetuneConfig:
     """One rate, on images of the user's own with train, val and test."""
     name = digits_in_folders(tmp_path / "data", {"train": 20, "val": 8, "test": 8})
     data = dataclasses.replace(staged.data, name=name, classes=None)
-    settings: dict[str, Any] = {"steps": 4, "sweep_steps": None, "halvings": None}
+    settings: dict[str, Any] = {"steps": 4, "sweep_steps": None}
     return dataclasses.replace(staged, data=data, learning_rates=(3e-3,), **settings)
 
 

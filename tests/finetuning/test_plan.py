@@ -239,11 +239,9 @@ def test_the_size_without_a_budget(best: int, chosen: int) -> None:
 
 
 def test_other_steps_in_proportion() -> None:
-    optim = dataclasses.replace(CONFIG.optim, cooldown_steps=50)
-    config = dataclasses.replace(CONFIG, steps=100, learning_rates=(1e-4, 3e-4), sweep_steps=20, optim=optim)
+    config = dataclasses.replace(CONFIG, steps=100, learning_rates=(1e-4, 3e-4), sweep_steps=20)
     longer = with_steps(config, 300)
-    assert (longer.sweep_steps, longer.optim.warmup_steps, longer.optim.cooldown_steps) == (60, 30, 150)
-    assert with_steps(dataclasses.replace(config, halvings=1), 300).sweep_steps == 150
+    assert (longer.sweep_steps, longer.optim.warmup_steps) == (60, 30)
     assert with_steps(dataclasses.replace(config, sweep_steps=None), 300).sweep_steps is None
 
 

@@ -328,7 +328,7 @@ def test_a_shortened_search(workdir: Path, pretrained: Outcome, search: Finetune
     steps = round(0.55 * len(splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
     job = FinetuneJob(workdir, "", splits, config, Execution(torch.device("cpu")), print)
-    short = job.sweep_config(0.1, 4)
+    short = job.sweep_config(0.1)
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))
 

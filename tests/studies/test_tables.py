@@ -144,6 +144,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert (rows[0]["model"], rows[0]["Pets"], len(rows)) == ("mine.npz", "50.00", 15)
     with pytest.raises(UserError, match="--scale has no effect with table2"):
-        Study("table2", scale="gpu").run()
+        Study("table2", scale="paper").run()
     with pytest.raises(UserError, match="only table2 and table5 take folders"):
         Study("positions", (tmp_path,)).run()

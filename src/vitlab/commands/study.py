@@ -27,8 +27,8 @@ class Study:
     """For `table2` and `table5`: the folders of `vitlab finetune` and `vitlab vtab` to lay out beside the paper's."""
     list: bool = False
     """List the studies and exit, as without a NAME."""
-    scale: Literal["tiny", "small", "gpu", "paper"] = "small"
-    """small: one to four core-hours; tiny: a smoke test of minutes; gpu: minutes of a GPU; paper: the original."""
+    scale: Literal["tiny", "small", "paper"] = "small"
+    """small: one to four core-hours, or minutes of a GPU; tiny: a smoke test of minutes; paper: the original."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
@@ -38,7 +38,7 @@ class Study:
     root: str | None = None
     """Folder that holds the data set."""
     processes: int | None = None
-    """Runs at the same time; default: one for each core (tiny, small), 4 (gpu) or 1 (paper)."""
+    """Runs at the same time; default: one for each core, at most 4 on a GPU; 1 for paper."""
     tflops: float | None = None
     """For --dry-run: achieved TFLOP/s of the device."""
     device: Device = "auto"

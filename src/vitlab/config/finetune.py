@@ -9,7 +9,7 @@ from vitlab.config.train import TrainConfig
 from vitlab.errors import UserError
 from vitlab.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
-NO_SWEEP: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None, "refit": True}
+NO_SWEEP: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "refit": True}
 """The settings of a job without a sweep."""
 
 
@@ -46,8 +46,6 @@ class FinetuneConfig(TrainConfig):
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
     left out, of fine-tuning too. None takes no views and augments as `data` says."""
-    halvings: PositiveInt | None = None
-    """Successive halving in the sweep: how often the better half of the rates starts again with twice the steps."""
     head_std: PositiveFloat | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
@@ -83,11 +81,6 @@ class FinetuneConfig(TrainConfig):
             raise UserError(
                 "refit=False takes the best run of the sweep as the only final run; it requires runs=1 and "
                 "learning_rates that are tried."
-            )
-        if self.halvings and (2**self.halvings > len(self.learning_rates)):
-            raise UserError(
-                f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
-                f"are {len(self.learning_rates)}."
             )
         if self.sweep_steps is not None and not self.tried_rates:
             raise UserError(f"sweep_steps={self.sweep_steps} has no effect without two learning_rates or more.")

@@ -38,6 +38,9 @@ REQUIRES: dict[str, dict[str, tuple[str, Any]]] = {
 """Settings that have an effect only with one value of another setting of their section. With any other value they must
 keep their default."""
 
+REMOVED = {"cooldown_steps": 0}
+"""Settings of OptimConfig in earlier versions, at the value of all recipes: such runs resume."""
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -63,8 +66,6 @@ class OptimConfig:
     """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90 % of the steps."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
-    cooldown_steps: NonNegativeInt = 0
-    """Last steps over which the rate falls linearly to 0, on top of the schedule."""
     end_lr: NonNegativeFloat = 0.0
     """Rate at the last step of a linear schedule (1e-5 in Google's code)."""
     clip_norm: PositiveFloat | None = None

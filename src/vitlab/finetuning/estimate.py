@@ -78,13 +78,11 @@ class JobCost:
         features = self._per_image(self.step.feature_seconds)
         seen = views * head_images(config, images.train, config.model.num_classes)
         linear = seen * features + images.test * evaluate if config.head else 0.0
-        sweep, rates = 0.0, len(config.tried_rates)
         score = config.held_out * images.train * (evaluate + (3 * features if config.head else 0))  # ALPHAS
         steps = config.total_steps(images.train)
-        for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
-            trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
-            sweep += rates * (trained * train + score)
-            rates = (rates + 1) // 2
+        sweep = 0.0
+        if config.tried_rates and config.runs:
+            sweep = len(config.tried_rates) * ((config.sweep_steps or steps) * config.batch_size * train + score)
         one_run = images.test * evaluate + (steps * config.batch_size * train if config.refit else 0.0)
         report = self.reports(images)[self.report(images)] if config.head else 0.0
         return Seconds(reading, linear, sweep, config.runs * one_run if config.runs else 0.0, report)
@@ -127,7 +125,6 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
     total = sum(seconds)
     epochs, size = steps * config.batch_size / images.train, "x".join(map(str, model.image_hw))
     held_out = round(config.held_out * images.train)
-    halvings = f", the better half {config.halvings} times again with twice the steps" if config.halvings else ""
     rows = {
         "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
         "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
@@ -136,8 +133,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "linear": f"least-squares head on frozen representations ({fitted:,} images, each as it is and in "
         f"{config.head_views or 0} augmented views), then the test: {duration(seconds.linear)}",
         "sweep": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
-        f"{config.batch_size} images"
-        f"{halvings}, scored on about {held_out:,} images: {duration(seconds.sweep)}",
+        f"{config.batch_size} images, scored on about {held_out:,} images: {duration(seconds.sweep)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(seconds.runs)}"
         if config.refit

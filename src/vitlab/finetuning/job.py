@@ -129,14 +129,14 @@ class FinetuneJob(JobInputs):
             options["finish"] = lambda model: average_weights(head(), model, alpha)
         return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
 
-    def score_learning_rate(self, lr: float, path: Path, steps: int | None = None) -> dict[str, Any]:
-        """The metrics of a learning rate on the held-out split, after `steps`; the accuracy is None if it diverged.
+    def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
+        """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
 
         With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which. Without
         `refit`, its model is saved.
         """
         splits, execution = self.sweep_splits, self.execution
-        config, split = self.sweep_config(lr, steps), splits.val.split
+        config, split = self.sweep_config(lr), splits.val.split
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
@@ -151,24 +151,13 @@ class FinetuneJob(JobInputs):
         return score
 
     def sweep(self, workdir: Path) -> list[dict[str, Any]]:
-        """The scores of all learning rates. With `halvings`, the better half again with twice the steps, and so on."""
-        config, scores = self.config, []
-        rates: Sequence[float] = config.tried_rates
-        for halving in range((config.halvings or 0) + 1):
-            steps = config.sweep_steps and config.sweep_steps * 2**halving
-            rung = [self.score_learning_rate(lr, self.sweep_folder(workdir, lr, steps), steps) for lr in rates]
-            scores += [score | {"steps": steps} for score in rung] if config.halvings else rung
-            rates = [score["learning_rate"] for score in sorted(rung, key=_rank, reverse=True)[: (len(rates) + 1) // 2]]
-        return scores
-
-    def sweep_folder(self, workdir: Path, lr: float, steps: int | None) -> Path:
-        """The folder of a learning rate."""
-        return workdir / "sweep" / (f"steps-{steps}" if self.config.halvings else "") / f"lr-{lr}"
+        """The scores of all learning rates."""
+        return [self.score_learning_rate(lr, sweep_folder(workdir, lr)) for lr in self.config.tried_rates]
 
     def test_trained(self, workdir: Path, score: Mapping[str, Any]) -> dict[str, Any]:
         """The result of the sweep's run with this score as the final run, tested."""
-        lr, steps = score["learning_rate"], score.get("steps", self.config.sweep_steps)
-        source, config = self.sweep_folder(workdir, lr, steps), self.sweep_config(lr, steps)
+        lr = score["learning_rate"]
+        source, config = sweep_folder(workdir, lr), self.sweep_config(lr)
         splits = dataclasses.replace(self.sweep_splits, test=self.splits.test, unreadable=self.splits.unreadable)
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
         execution = self.execution
@@ -185,7 +174,7 @@ class FinetuneJob(JobInputs):
 
     def thresholds(self, workdir: Path, score: Mapping[str, Any]) -> list[float] | None:
         """The threshold of each of several labels that the sweep's run with this score has chosen; None without any."""
-        folder = self.sweep_folder(workdir, score["learning_rate"], score.get("steps", self.config.sweep_steps))
+        folder = sweep_folder(workdir, score["learning_rate"])
         return read_json(folder / "result.json")[self.sweep_splits.val.split].get(THRESHOLDS)
 
     def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
@@ -222,13 +211,12 @@ class FinetuneJob(JobInputs):
             record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
         return evaluation.record() | record
 
-    def sweep_config(self, lr: float, short: int | None = None) -> TrainConfig:
-        """A run of the sweep: in a `short` one, warm-up, cool-down and average span the same fraction of the steps."""
+    def sweep_config(self, lr: float) -> TrainConfig:
+        """A run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
         config = self.run_config(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
-        if short is not None:
-            warmup_steps, cooldown_steps = (n * short // steps for n in (optim.warmup_steps, optim.cooldown_steps))
-            optim = dataclasses.replace(optim, warmup_steps=warmup_steps, cooldown_steps=cooldown_steps)
+        if (short := self.config.sweep_steps) is not None:
+            optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
             steps, decay = short, decay and decay ** (steps / short)
         data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
@@ -297,6 +285,11 @@ class FinetuneJob(JobInputs):
         return helps
 
 
+def sweep_folder(workdir: Path, lr: float) -> Path:
+    """The folder of a learning rate."""
+    return workdir / "sweep" / f"lr-{lr}"
+
+
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
     """A model whose weights are (1 - alpha) those of `head` and alpha those of `tuned` (WiSE-FT, Wortsman et al.
@@ -327,20 +320,18 @@ def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> di
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """That with the highest mean average precision, if scores have it, else accuracy, after the most steps; ties:
-    lowest loss, then smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
+    """That with the highest mean average precision, if scores have it, else accuracy; ties: lowest loss, then
+    smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
+
+    def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
+        accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
+        return accuracy, -score["loss"], -score["learning_rate"]
+
     finite = [score for score in scores if score["accuracy"] is not None]
     if not finite:
         rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
         raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
-    return max(finite, key=lambda score: (score.get("steps") or 0, *_rank(score)))
-
-
-def _rank(score: Mapping[str, Any]) -> tuple[float, ...]:
-    if score["accuracy"] is None:
-        return -math.inf, -math.inf, -score["learning_rate"]
-    accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
-    return accuracy, -score["loss"], -score["learning_rate"]
+    return max(finite, key=rank)
 
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -261,12 +261,9 @@ def _fit_steps(
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps; those of warm-up, cool-down and sweep are in proportion, and the last rates
-    of halvings take all steps."""
-    before, optim, sweep_steps = config.steps or steps, config.optim, config.sweep_steps
-    if sweep_steps is not None:
-        sweep_steps = max(steps // 2**config.halvings if config.halvings else sweep_steps * steps // before, 1)
-    optim = replace(optim, warmup_steps=steps // 10, cooldown_steps=optim.cooldown_steps * steps // before)
+    """`config` with this number of steps; those of warm-up and sweep are in proportion."""
+    sweep_steps = config.sweep_steps and max(config.sweep_steps * steps // (config.steps or steps), 1)
+    optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
 
 

@@ -52,14 +52,10 @@ class Finetuned:
     def summary(self) -> str:
         """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
-        scores = result.get("sweep", ())
-        last = max((score.get("steps", 0) for score in scores), default=0)
-        for score in scores:
-            steps = score.get("steps", 0)
-            chosen = (score["learning_rate"], steps) == (result["learning_rate"], last)
-            text = f"learning rate {score['learning_rate']:<6g} {f'after {steps} steps: ' * bool(steps)}"
-            text += format_score(score)
-            lines.append(text + ("  <- chosen" if chosen and result.get("chosen") != "linear" else ""))
+        for score in result.get("sweep", ()):
+            chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
+            text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"
+            lines.append(text + "  <- chosen" * chosen)
         if linear := result.get("linear"):
             held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
             chosen = "  <- chosen" if result["chosen"] == "linear" else ""

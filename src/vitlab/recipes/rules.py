@@ -37,8 +37,7 @@ def bit_hyperrule(
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
     from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
-    least-squares head for all of them, the first ones of `halvings` for fewer, with at most MAX_HELD_OUT images held
-    out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
+    least-squares head, which the first steps make worse, for all of them, with at most MAX_HELD_OUT images held out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small = examples < 20_000
     batch_size = config.batch_size
@@ -55,9 +54,7 @@ def bit_hyperrule(
     if "optim.warmup_steps" in open_settings:
         warmup_steps = min(100 if small else 500, total // 5)
         changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
-    if "sweep_steps" in open_settings and config.halvings:
-        changes["sweep_steps"] = max(total // 2**config.halvings, 1)
-    elif "sweep_steps" in open_settings and config.tried_rates and not config.head:
+    if "sweep_steps" in open_settings and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "held_out" in open_settings:
         changes["held_out"] = min(config.held_out, MAX_HELD_OUT / examples)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
+from vitlab.config.train import REMOVED
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 MAX_SHOWN = 20
 """Differences of settings in a message."""
+IGNORED = ("microbatch", "reasons", "automatic")
+"""Of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
 _ABSENT = "not set"
 
 
@@ -302,8 +305,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     """`name: old -> new` for every setting that differs.
 
-    A setting missing on one side and None, zero or empty on the other is not a difference, so that later versions can
-    resume the run.
+    A setting missing on one side and None on the other is not a difference, so that later versions can resume the run.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{name}." if name else ""
@@ -312,15 +314,16 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
             for key in sorted(old.keys() | new.keys())
             for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
         ]
-    switched_off = old in (None, _ABSENT) and new in (None, _ABSENT)
-    switched_off |= _ABSENT in (old, new) and all(value == _ABSENT or not value for value in (old, new))
+    switched_off = all(value in (None, _ABSENT) for value in (old, new))
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 
 def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
-    memory, how the settings came about, and the place of what is `identified` by its content."""
-    settings = {name: value for name, value in settings.items() if name not in ("microbatch", "reasons")}
+    """`settings` without what may differ between two starts of one run: IGNORED, settings that were removed, and the
+    place of what is `identified` by its content."""
+    settings = {name: value for name, value in settings.items() if name not in IGNORED}
+    if isinstance(optim := settings.get("optim"), dict):
+        settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
