@@ -14,7 +14,7 @@ from PIL import Image
 import vitlab
 from vitlab.api import Predictions
 from vitlab.evaluation.options import ModelOptions
-from vitlab.finetuning.protocol import Finetuned
+from vitlab.finetuning.result import Finetuned
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 

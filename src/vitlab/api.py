@@ -22,7 +22,8 @@ from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
 from vitlab.evaluation.sources import ImageSource
-from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_finetune
+from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
+from vitlab.finetuning.result import Finetuned
 from vitlab.inspection.finished_run import run_folders
 from vitlab.inspection.page import data_uri
 from vitlab.inspection.write_pages import as_text, inspect_checkpoint

@@ -23,7 +23,8 @@ from vitlab.finetuning import protocol
 from vitlab.finetuning.estimate import Images
 from vitlab.finetuning.head import LinearStage, check_head, head_images, hold_out_indices
 from vitlab.finetuning.job import ALPHAS, FinetuneJob, format_score
-from vitlab.finetuning.protocol import Finetuned, sweep_and_finetune
+from vitlab.finetuning.protocol import sweep_and_finetune
+from vitlab.finetuning.result import Finetuned
 from vitlab.inspection import write_pages
 from vitlab.io import write_bytes
 from vitlab.recipes import OPEN

@@ -18,7 +18,8 @@ from vitlab.finetuning import job as job_module
 from vitlab.finetuning import protocol
 from vitlab.finetuning.head import hold_out
 from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_finetune
+from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
+from vitlab.finetuning.result import Finetuned
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing

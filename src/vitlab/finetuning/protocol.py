@@ -9,8 +9,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,72 +17,23 @@ from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.data.loader import available_cores, num_workers
-from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.summary import format_evaluation, headline
 from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
 from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
-from vitlab.finetuning.job import FinetuneJob, Log, format_score
+from vitlab.finetuning.job import FinetuneJob, Log
 from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
+from vitlab.finetuning.result import Finetuned
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.preprocessing import Preprocessing
-from vitlab.recipes.resolve import BY_BUDGET, Facts, Reason, Resolved, resolve, with_settings
+from vitlab.recipes.resolve import Facts, Reason, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
 from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import Execution
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
-from vitlab.train.run_files import PAGE
-from vitlab.train.workdir import check_folder, read_log
+from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
-
-
-@dataclass(frozen=True)
-class Finetuned:
-    """The result of `sweep_and_finetune`."""
-
-    config: FinetuneConfig
-    """The complete settings."""
-    result: dict[str, Any]
-    """The content of `result.json`: the same however often the work was interrupted."""
-    workdir: Path
-
-    def summary(self) -> str:
-        """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
-        result, lines = self.result, []
-        for score in result.get("sweep", ()):
-            chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
-            text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"
-            lines.append(text + "  <- chosen" * chosen)
-        if linear := result.get("linear"):
-            held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
-            chosen = "  <- chosen" if result["chosen"] == "linear" else ""
-            test = f"{linear['accuracy']:.2%} of the test images"
-            test = f"test {headline(linear)}" if "mean_average_precision" in linear else test
-            lines.append(f"least-squares head   {held_out}{test}{chosen}")
-        lines.append(format_evaluation(result["test"]))
-        if len(runs := result.get("runs", ())) > 1:
-            name = "mean_average_precision" if "mean_average_precision_mean" in result else "accuracy"
-            values = ", ".join(f"{record[name]:.2%}" for record in runs)
-            mean = f"{name.replace('_', ' ')} over {len(runs)} runs: "
-            mean += f"{result[f'{name}_mean']:.2%} +- {result[f'{name}_sd']:.2%}"
-            lines.append(f"{mean} ({values}; the classes above are run-0's)")
-        if unreadable := result.get("unreadable"):
-            lines.append(f"{len(unreadable)} files could not be read and were skipped:")
-            lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        report = f" · report: {self.workdir / PAGE}" if (self.workdir / PAGE).exists() else ""
-        return "\n".join([*lines, f"model: {self.workdir / 'model'}{report}"])
-
-    def _repr_html_(self) -> str:
-        """In a notebook: the summary, and the curves of the first run."""
-        from vitlab.inspection import figures, plots
-        from vitlab.inspection.page import data_uri
-
-        logs = [folder / "metrics.jsonl" for folder in (self.workdir / "run-0", self.workdir)]
-        records = next((read_log(path) for path in logs if path.is_file()), [])
-        shown = [data_uri(figures.png(plots.panels(panels)))] if (panels := plots.curves(records)) else []
-        return preformatted(self.summary()) + "".join(f'<img src="{uri}">' for uri in shown)
 
 
 def sweep_and_finetune(
@@ -115,36 +65,16 @@ def sweep_and_finetune(
     job keeps them. Raises UserError for bad settings or data, and for a folder with other settings.
     """
     started = time.monotonic() if started is None else started
-    workdir, torch_device = Path(workdir), choose_device(world.device(device))
-    if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
-        raise UserError(
-            f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
-            f"optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
-        )
+    workdir = Path(workdir)
+    open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
-    init_id = _describe_init(checkpoint, config, fingerprint(source))
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
-    facts = Facts(torch_device.type, source.config, preprocessing, image_size, interpolation)
-    open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
-    saved = world.broadcast_object(lambda: load_reasons(workdir))
-
-    def decide_settings(config: FinetuneConfig, facts: Facts) -> Resolved[FinetuneConfig]:
-        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget is not None)
-
-    known = decide_settings(config, facts)
-    log(f"test images: {known.config.data.preprocessing(known.config.model.image_size).describe()}")
-    check_folder(workdir)
-    config = dataclasses.replace(config, data=with_measured_range(config.data, world))
-    data = dataclasses.replace(known.config.data, range=config.data.range)
-    splits = _load_splits(dataclasses.replace(known.config, data=data), log, world)
-    train = splits.train
-    seen: dict[str, Any] = {"examples": len(train), "num_classes": len(train.classes)}
-    known = decide_settings(config, dataclasses.replace(facts, **seen, multi_label=train.multi_label))
-    check_head(known.config)
-    world.check_batch_size(known.config.batch_size)
-    execution = Execution(torch_device, tensorboard, world)
-    job = FinetuneJob(checkpoint, init_id, splits, known.config, execution, log, reasons=known.reasons)
+    execution = Execution(choose_device(world.device(device)), tensorboard, world)
+    facts = Facts(execution.device.type, source.config, preprocessing, image_size, interpolation)
+    init_id = _describe_init(checkpoint, config, fingerprint(source))
+    resolved, splits = _resolve(config, facts, workdir, open_settings, budget is not None, log, world)
+    job = FinetuneJob(checkpoint, init_id, splits, resolved.config, execution, log, reasons=resolved.reasons)
     job = _check_held_out(job, open_settings)
     job = _without_unreadable(_plan(job, workdir, budget, started, open_settings), open_settings)
     config = job.config
@@ -157,15 +87,51 @@ def sweep_and_finetune(
         )
 
     def make_report() -> bool:
+        if config.head is None:
+            return False
         from vitlab.inspection.write_pages import report
 
-        made = config.head is not None
-        note = report(workdir, device=device, kind=job.report).get("note") if made else None
-        if note is not None:
+        if (note := report(workdir, device=device, kind=job.report).get("note")) is not None:
             log(note)
-        return config.head is not None and note is None
+        return note is None
 
     return Finetuned(config, job.sweep_and_runs(workdir, make_report), workdir)
+
+
+def _resolve(
+    config: FinetuneConfig,
+    facts: Facts,
+    workdir: Path,
+    open_settings: Collection[str],
+    budget: bool,
+    log: Log,
+    world: World,
+) -> tuple[Resolved[FinetuneConfig], Splits]:
+    """The settings of the job, which an interrupted one keeps, and its images. `facts` are those of the checkpoint."""
+    if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
+        raise UserError(
+            f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
+            f"optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
+        )
+    saved = world.broadcast_object(lambda: load_reasons(workdir))
+
+    def decide(config: FinetuneConfig, facts: Facts) -> Resolved[FinetuneConfig]:
+        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget)
+
+    known = decide(config, facts).config
+    log(f"test images: {known.data.preprocessing(known.model.image_size).describe()}")
+    check_folder(workdir)
+    data = with_measured_range(known.data, world)
+    splits = _load_splits(dataclasses.replace(known, data=data), log, world)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
+    train = splits.train
+    seen: dict[str, Any] = {"examples": len(train), "num_classes": len(train.classes)}
+    resolved = decide(config, dataclasses.replace(facts, **seen, multi_label=train.multi_label))
+    if (steps := resolved.config.sweep_steps) is not None:
+        log(f"Deviation: the sweep takes {steps} steps per rate; the paper's takes as many as the run")
+    check_head(resolved.config)
+    world.check_batch_size(resolved.config.batch_size)
+    return resolved, splits
 
 
 def load_reasons(workdir: Path) -> tuple[Reason, ...]:
@@ -180,23 +146,10 @@ def load_reasons(workdir: Path) -> tuple[Reason, ...]:
     )
 
 
-def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
-    """The settings with what an interrupted job has decided before, if they are still open: it goes on with them on
-    another device and at another speed, too."""
-    kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
-    kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
-    kept |= NO_SWEEP.keys() if "runs" in kept else set()  # the least-squares head alone has none
-    again = {reason.setting: reason for reason in saved if reason.setting in kept}
-    config = with_settings(resolved.config, {name: reason.value for name, reason in again.items()})
-    return dataclasses.replace(resolved, config=config, reasons=tuple(again.values()) or resolved.reasons)
-
-
 def _load_splits(config: FinetuneConfig, log: Log, world: World) -> Splits:
     log(f"reading the data set {config.data.name}")
     if config.data.levels is not None:
         log("black and white: the values {} and {} of an image file".format(*config.data.levels))
-    if config.sweep_steps is not None:
-        log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
     splits = load_splits(config.data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
     return splits

@@ -6,7 +6,7 @@ open (`finetuning/plan.py`). Settings have dotted names: `steps`, `optim.lr`, `d
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -104,6 +104,17 @@ def resolve(
         reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in left]
         config = chosen
     return Resolved(config, left, tuple(reasons))
+
+
+def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
+    """The settings with what an interrupted job has decided before, if they are still open: it goes on with them on
+    another device and at another speed, too."""
+    kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
+    kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
+    kept |= NO_SWEEP.keys() if "runs" in kept else set()  # the least-squares head alone has none
+    again = {reason.setting: reason for reason in saved if reason.setting in kept}
+    config = with_settings(resolved.config, {name: reason.value for name, reason in again.items()})
+    return dataclasses.replace(resolved, config=config, reasons=tuple(again.values()) or resolved.reasons)
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:

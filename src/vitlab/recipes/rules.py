@@ -37,7 +37,8 @@ def bit_hyperrule(
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
     from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
-    least-squares head, which the first steps make worse, for all of them, with at most MAX_HELD_OUT images held out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
+    least-squares head, which the first steps make worse, for all of them, with at most MAX_HELD_OUT images held out.
+    On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small = examples < 20_000
     batch_size = config.batch_size
