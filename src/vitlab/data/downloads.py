@@ -140,18 +140,17 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
     from fsspec.core import url_to_fs  # slow to import
 
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
-        options = {"client_kwargs": {"trust_env": True, "timeout": timeout}}  # trust_env: proxies
-    try:
-        return url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
+    if url.startswith("hf://"):
+        return url_to_fs(url)
+    if not url.startswith(("http://", "https://")):
         raise UserError(
-            f"{url} cannot be opened ({error}); give https:// or hf://, or download it and give its path"
-        ) from error
+            f"{url} cannot be opened; give https:// or hf://. Download what is in a bucket first (`aws s3 sync`, "
+            f"`gcloud storage rsync`) and give its path, or make it readable by https://"
+        )
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+    return url_to_fs(url, client_kwargs={"trust_env": True, "timeout": timeout})  # trust_env: proxies
 
 
 def _request_errors() -> tuple[type[BaseException], ...]:

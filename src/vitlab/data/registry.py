@@ -227,7 +227,7 @@ def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
 
 
 def _is_address(path: str) -> bool:
-    """Whether shards are at an address (`https://`, `s3://`, `gs://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
+    """Whether shards are at an address (`https://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
 
 

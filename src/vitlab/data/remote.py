@@ -159,7 +159,7 @@ class RemoteEntries(ShardEntries):
 def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
     """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`.
 
-    For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
+    For example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
     """
     base = _pin(re.sub("^hub:", "hf://datasets/", address).rstrip("/"))
 

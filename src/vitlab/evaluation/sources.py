@@ -20,7 +20,7 @@ from vitlab.errors import UserError, quoted
 
 MAX_BYTES = 50 * 2**20
 """Of a downloaded image."""
-ADDRESS = re.compile(r"(https?|s3|gs|hf)://")
+ADDRESS = re.compile(r"[a-z0-9]+://")
 PILLOW_ERRORS = (OSError, SyntaxError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, struct.error)
 """What an opened image raises when its pixels are read."""
 ImageSource = str | Path | bytes | bytearray | io.IOBase | Image.Image | np.ndarray | Tensor
