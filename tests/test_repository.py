@@ -169,6 +169,52 @@ def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
     assert len(wrong_imports(path, source)) == 1
 
 
+def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """The modules that import each other, directly or through others: the strongly connected components of `graph`,
+    module -> modules that it imports."""
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        reached[module], waiting = set(), [module]
+        while waiting:
+            new = graph[waiting.pop()] - reached[module]
+            reached[module] |= new
+            waiting += new
+    return {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in graph
+        if module in reached[module]
+    }
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module of src/vitlab -> the modules that its text imports, also in functions and for types alone."""
+    modules = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in SOURCES}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = {}
+    for module, path in modules.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        used = {name for _, name in imports(parse(path), package)}
+        homes = {next((home for home in parents(name) if home in modules), module) for name in used}
+        graph[module] = homes - {module}
+    return graph
+
+
+def parents(name: str) -> Iterator[str]:
+    """`a.b.c`, `a.b`, `a`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert circles(import_graph()) == set()
+
+
+def test_a_circle_is_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
+    assert circles(graph) == {("b", "c")}
+
+
 def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
     """It imports none of them, and trains, tests and reads a model; which wing imports which, `STANDS_ON` says."""
     code = (

@@ -1,92 +1,24 @@
-"""Runs of masked patch prediction from settings to their files: figures, a plain ViT, images."""
+"""Metrics of masked patch prediction beside those of the best constant prediction, on one rank and on several."""
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors
-import safetensors.torch
 import torch
-from PIL import Image
+from masked_models import MODEL, constant, flat
 
-from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
-from vitlab.evaluation import masked
-from vitlab.evaluation.masked import (
-    MaskedEvaluation,
-    evaluate_masked,
-    format_masked,
-    reconstruct,
-    save_masked,
-    write_reconstructions,
-)
+from vitlab.evaluation.masked import MaskedEvaluation, evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
-from vitlab.finetuning.protocol import sweep_and_finetune
-from vitlab.models import ViTConfig
-from vitlab.preprocessing import Preprocessing
-from vitlab.runs.pretrain import pretrain
-from vitlab.runs.run import Outcome
-from vitlab.settings import from_dict
 from vitlab.train.distributed import init_distributed
-from vitlab.train.masking import MASK, MaskedViT, class_colors, draw_corruption
-from vitlab.weights import load_metadata, load_model
+from vitlab.train.masking import MaskedViT
 
-MODEL = ViTConfig(
-    image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_dim=32, num_classes=0, pool="gap", position_std=1.0
-)
-CONFIG = TrainConfig(
-    model=MODEL,
-    data=DataConfig(name="digits", crop="none", flip=False),
-    optim=OptimConfig(lr=1e-2, warmup_steps=10),
-    masking=MaskingConfig(),
-    steps=120,
-    batch_size=32,
-    log_every=40,
-    eval_every=60,
-    precision="float32",
-)
 SKIP = LoaderOptions(2, on_error="skip")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("masked") / "run"
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Outcome:
-    config = dataclasses.replace(CONFIG, fewshot=FewShotConfig(shots=(5,), seeds=1))
-    return pretrain(config, folder, device="cpu", tensorboard=False)
-
-
-def load_whole(folder: Path) -> MaskedViT:
-    """The trained model, from its two files."""
-    with safetensors.safe_open(folder / "masking.safetensors", framework="pt") as file:
-        model = MaskedViT(MODEL, from_dict(MaskingConfig, json.loads((file.metadata() or {})["masking"])))
-    parts = safetensors.torch.load_file(folder / "masking.safetensors")
-    vit = {f"vit.{name}": tensor for name, tensor in load_model(folder / "model").state_dict().items()}
-    model.load_state_dict(parts | vit)
-    return model.eval()
-
-
-def test_files_of_a_run(outcome: Outcome, folder: Path) -> None:
-    """Both of the model's make the whole that was tested. A second call only reads."""
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "model", "masking.safetensors"}
-    assert outcome.result == json.loads((folder / "result.json").read_text())
-    prepared, test = CONFIG.data.preprocessing(16), load_dataset("digits", "test")
-    assert outcome.result == {"test": evaluate_masked(load_whole(folder), test, preprocessing=prepared).record()}
-    summary = outcome.summary(folder)
-    assert f"images: {folder / 'reconstructions.png'}" in summary
-    assert f"(the best constant prediction: {outcome.result['test']['constant_loss']:.4f})" in summary
-    before = (folder / "masking.safetensors").stat().st_mtime_ns
-    assert pretrain(outcome.config, folder, device="cpu", tensorboard=False) == outcome
-    assert (folder / "masking.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_loss_that_is_not_finite_as_text() -> None:
@@ -97,63 +29,6 @@ def test_a_loss_that_is_not_finite_as_text() -> None:
             "loss nan (the best constant prediction: 0.5000) · 5,678 corrupted patches of 1,234 images · "
             "2 could not be read"
         )
-
-
-def test_it_learns_more_than_the_best_constant_prediction(outcome: Outcome, folder: Path) -> None:
-    test = outcome.result["test"]
-    assert test["loss"] < 0.9 * test["constant_loss"]
-    assert test["accuracy"] > test["constant_accuracy"] + 0.05
-    assert (test["images"], test["patches"], test["skipped"]) == (359, 359 * 8, 0)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    evaluations = {line["step"]: line for line in lines if "val_loss" in line}
-    assert list(evaluations) == [60, 120]
-    assert evaluations[120]["val_loss"] < evaluations[60]["val_loss"]
-    assert evaluations[120]["val_constant_loss"] == evaluations[60]["val_constant_loss"]
-    assert {"val_accuracy", "val_constant_accuracy", "fewshot_5shot"} <= evaluations[60].keys()
-    assert all({"loss", "accuracy"} <= line.keys() for line in lines if "grad_norm" in line)
-
-
-@pytest.mark.usefixtures("outcome")
-def test_its_model_is_a_plain_vit(folder: Path, tmp_path: Path) -> None:
-    """Which is fine-tuned as any checkpoint."""
-    assert load_model(folder).config == MODEL
-    card = load_metadata(folder)
-    assert (card["dataset"], "classes" in card) == ("digits", False)
-    config = dataclasses.replace(CONFIG, masking=None, steps=120, eval_every=None)
-    tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)
-    assert tuned.config.model == dataclasses.replace(MODEL, num_classes=10)
-    assert tuned.result["test"]["accuracy"] > 0.2
-
-
-@pytest.mark.parametrize("target", ["downsized", "regression"])
-def test_other_targets(target: Any, tmp_path: Path) -> None:
-    config = dataclasses.replace(CONFIG, masking=MaskingConfig(target), steps=8, log_every=4, eval_every=None)
-    test = pretrain(config, tmp_path, device="cpu", tensorboard=False).result["test"]
-    assert ("accuracy" in test) == (target == "downsized")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(("accuracy" in line) == (target == "downsized") for line in lines if "grad_norm" in line)
-    assert load_whole(tmp_path).masking == MaskingConfig(target)
-    with Image.open(tmp_path / "reconstructions.png") as sheet:
-        assert sheet.width > 4 * 112
-        assert sheet.height > 8 * 112
-
-
-# ------------------------------------------------------------------------------------------- the constant prediction
-
-
-def flat(levels: list[int]) -> Dataset:
-    """Images of one gray each."""
-    pixels = np.array(levels, np.uint8)[:, None, None, None] * np.ones((1, 16, 16, 3), np.uint8)
-    return Dataset("flat", "test", ("a",), np.zeros(len(levels), np.int64), pixels)
-
-
-def constant(target: Any, bias: torch.Tensor) -> MaskedViT:
-    """A model with the same prediction for every patch."""
-    model = MaskedViT(MODEL, MaskingConfig(target))
-    with torch.no_grad():
-        model.predictor.weight.zero_()
-        model.predictor.bias.copy_(bias)
-    return model
 
 
 def test_entropy_is_the_loss_of_the_best_constant_prediction() -> None:
@@ -214,96 +89,3 @@ def test_ranks_without_an_image(in_ranks: Callable[[int, Callable[[], Any]], lis
     assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, SKIP)] * 3
     for error in in_ranks(3, lambda: job(none)):
         assert "none of the 2 images of flat (test) could be read" in str(error)
-
-
-# ---------------------------------------------------------------------------------------------------------- the files
-
-
-def test_saved_and_loaded_whole(tmp_path: Path) -> None:
-    model = MaskedViT(MODEL, MaskingConfig("downsized", share=0.15))
-    contents = set()
-    for _ in range(8):  # to the same bytes
-        save_masked(model, tmp_path, extra={})
-        contents.add((tmp_path / "masking.safetensors").read_bytes())
-    assert len(contents) == 1
-    loaded = load_whole(tmp_path)
-    assert loaded.masking == model.masking
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
-
-
-# --------------------------------------------------------------------------------------------------- reconstructions
-
-
-def patch_of(images: np.ndarray, position: int) -> np.ndarray:
-    y, x = divmod(position, 4)
-    return images[0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
-
-
-PLAN = torch.tensor([[[0, MASK], [5, 2], [9, 9], [15, MASK]]])
-
-
-def test_reconstruction_of_a_constant_prediction() -> None:
-    """Corrupted patches change, the others stay."""
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3)).astype(np.uint8)
-    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127.5) / 127.5
-    bias = torch.zeros(512)
-    bias[408] = 1
-    drawn = reconstruct(constant("mean-color", bias), images, PLAN)
-    np.testing.assert_array_equal(drawn["image"], pixels)
-    for position in range(16):
-        clean = patch_of(pixels, position)
-        shown = {0: np.full_like(clean, 128), 15: np.full_like(clean, 128), 5: patch_of(pixels, 2)}.get(position, clean)
-        np.testing.assert_array_equal(patch_of(drawn["corrupted"], position), shown)
-        predicted, target = patch_of(drawn["predicted"], position), patch_of(drawn["target"], position)
-        if position in (0, 5, 9, 15):
-            assert (predicted == (208, 112, 16)).all()
-            assert (target == target[0, 0]).all()
-            assert (np.abs(target[0, 0] - clean.reshape(-1, 3).mean(axis=0)) <= 16).all()
-        else:
-            np.testing.assert_array_equal(predicted, clean)
-            np.testing.assert_array_equal(target, clean)
-
-
-@pytest.mark.parametrize("patch", [4, 6])
-def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
-    config = dataclasses.replace(MODEL, image_size=2 * patch, patch_size=patch)
-    model = MaskedViT(config, MaskingConfig("downsized")).requires_grad_(False)
-    images, plan = 2 * torch.rand(1, 3, 2 * patch, 2 * patch) - 1, torch.tensor([[[1, MASK], [2, 2]]])
-    classes = model(images, plan)[0, 0].unflatten(0, (16, 512)).argmax(dim=1)
-    at = ((np.arange(patch) + 0.5) * 4 / patch).astype(int)  # the cell in whose middle part a pixel lies
-    expected = class_colors(classes).reshape(4, 4, 3).numpy()[at][:, at]
-    np.testing.assert_array_equal(reconstruct(model, images, plan)["predicted"][0, :patch, patch:], expected)
-
-
-def test_regression_reconstructs_pixels() -> None:
-    """The target is the image itself; a prediction of 0 is gray."""
-    images = 2 * torch.rand(1, 3, 16, 16) - 1
-    drawn = reconstruct(constant("regression", torch.zeros(48)), images, PLAN)
-    np.testing.assert_array_equal(drawn["target"], drawn["image"])
-    for position in (0, 5, 9, 15):
-        assert (np.abs(patch_of(drawn["predicted"], position).astype(int) - 127.5) < 1).all()
-
-
-def test_reconstructions_are_of_the_patches_of_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[torch.Tensor] = []
-
-    def recorded(*args: Any) -> torch.Tensor:
-        plans.append(draw_corruption(*args))
-        return plans[-1]
-
-    monkeypatch.setattr(masked, "draw_corruption", recorded)
-    model, data = MaskedViT(MODEL, MaskingConfig()).eval(), flat([0, 80, 160, 240])
-    evaluate_masked(model, data)
-    write_reconstructions(model, data, tmp_path, count=2)
-    evaluated, drawn = plans
-    assert torch.equal(drawn, evaluated[[0, 2]])
-
-
-def test_unreadable_images_are_left_out(tmp_path: Path) -> None:
-    data = flat([0, 80, 160])
-    data.failures[1] = ImageError("1", "broken")
-    model = MaskedViT(MODEL, MaskingConfig()).eval()
-    with Image.open(write_reconstructions(model, data, tmp_path, preprocessing=Preprocessing(resize=18))) as sheet:
-        assert sheet.height < 3 * 112  # two rows
-    with pytest.raises(ValueError, match="none of the 1 images of flat"):
-        write_reconstructions(model, data.take(np.array([1])), tmp_path)

@@ -1,6 +1,6 @@
 """The cost of a run before it starts: compute, hours, memory of each process, data rate, checkpoint.
 
-Nothing is read and nothing is trained. Memory is counted from the step itself (`train/memory.py`).
+Nothing is read and nothing is trained. Memory follows from a formula (`train/memory.py`).
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Downloads from any address that fsspec opens (`https://`, `s3://`, `gs://`, `hf://`): resumed, checked, atomic.
+"""Downloads from `https://` and `hf://` by fsspec: checked, and complete or not there.
 
 Checkpoints of the Hugging Face hub go into the cache of huggingface_hub instead (`weights/detect.py`).
 """
@@ -6,31 +6,19 @@ Checkpoints of the Hugging Face hub go into the cache of huggingface_hub instead
 import fcntl
 import hashlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 
-BLOCK = 2**23  # bytes per request: what a broken connection loses
-TIMEOUT = 600.0  # seconds for a request
-TRIES = 6  # attempts for a request
+TIMEOUT = 60.0  # seconds without a byte
+TRIES = 6
 PAUSE = 0.5  # seconds before the second attempt; every further pause is twice as long
 PERMANENT = (400, 401, 403, 404, 405, 410, 451)  # HTTP statuses that another attempt does not change
-ERRORS = {
-    "aiohttp": "ClientError",
-    "huggingface_hub.errors": "HTTPError",
-    "botocore.exceptions": "BotoCoreError",
-    "gcsfs.retry": "HttpError",
-}
-"""The errors of file systems that are not an OSError."""
-Report = Callable[[int, int], None]
-"""Receives the amount that is done, and the total."""
-Result = TypeVar("Result")
 
 
 def cache_folder() -> Path:
@@ -39,18 +27,12 @@ def cache_folder() -> Path:
 
 
 def download(
-    url: str,
-    target: Path,
-    digest: str = "",
-    size: int | None = None,
-    cancelled: threading.Event | None = None,
-    quiet: bool = False,
+    url: str, target: Path, digest: str = "", cancelled: threading.Event | None = None, quiet: bool = False
 ) -> None:
     """Downloads `url` to the file `target`, unless it is there already with that digest.
 
-    digest: "md5:..." or "sha256:...", or "" for none. size: bytes, if known. cancelled: ends the download once it is
-    set. The bytes are collected in `.NAME.part` beside `target`, where an interrupted download is resumed; of several
-    processes one downloads and the others wait. Raises UserError.
+    digest: "md5:..." or "sha256:...", or "" for none. cancelled: ends the download once it is set. The bytes are
+    collected in `.NAME.part` beside `target`; of several processes one downloads and the others wait. Raises UserError.
     """
     part_path = target.with_name(f".{target.name}.part")
     try:
@@ -64,7 +46,7 @@ def download(
                 if _is_complete(target, digest):  # another process has moved its part there meanwhile
                     part_path.unlink(missing_ok=True)
                 else:
-                    _complete(url, part, digest, size, cancelled, quiet)
+                    _fetch(url, part, digest, cancelled, quiet)
                     os.fsync(part.fileno())
                     part_path.replace(target)
             finally:
@@ -86,48 +68,43 @@ def _digest(file: BinaryIO, like: str) -> str:
     return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}" if kind else ""  # pyright: ignore[reportArgumentType]
 
 
-def _complete(
-    url: str, part: BinaryIO, digest: str, size: int | None, cancelled: threading.Event | None, quiet: bool
-) -> None:
-    """Appends the missing bytes to `part`. A result with another digest is downloaded again once, from the start."""
+def _fetch(url: str, part: BinaryIO, digest: str, cancelled: threading.Event | None, quiet: bool) -> None:
+    """Writes the file at `url` to `part`. Raises UserError for another digest."""
+    from fsspec.callbacks import Callback
 
-    def read_block(filesystem: Any, path: str) -> bytes:
-        assert size is not None
-        data = filesystem.cat_file(path, start=start, end=min(start + BLOCK, size))
-        if not data:
-            raise OSError("the server sends less than the file's size")
-        return data if len(data) <= BLOCK else data[start:]  # some servers always send the whole file
+    def report(size: int | None, done: int) -> None:
+        if cancelled and cancelled.is_set():
+            raise UserError(f"{url} is no longer needed")
+        display.update(done, total=size or done)
 
-    def read_all(filesystem: Any, path: str) -> None:
+    def fetch(filesystem: Any, path: str) -> None:
         part.truncate(0)
-        with filesystem.open(path, "rb") as file:
-            shutil.copyfileobj(file, part, BLOCK)
+        filesystem.get_file(path, part, callback=Callback(hooks={"report": report}))
 
-    if size is None:
-        size = retry(url, lambda filesystem, path: filesystem.info(path)["size"], cancelled)
-    actual = ""
-    for _ in range(2):
-        if size is None:  # the server does not say, so no range of it can be requested
-            retry(url, read_all, cancelled)
-        else:
-            with ProgressDisplay(f"downloading {url}", size, "bytes", quiet) as display:
-                while (start := part.seek(0, os.SEEK_END)) < size:
-                    part.write(retry(url, read_block, cancelled))
-                    display.update(part.tell())
-        part.seek(0)
-        actual = _digest(part, digest)
-        if actual == digest:
-            return
-        part.truncate(0)  # it may have begun with a part of another file
-    expected = digest.partition(":")[2]
-    raise UserError(
-        f"{url} has the {actual.replace(':', ' ')}, expected {expected}: the file was corrupted or replaced"
-    )
+    with ProgressDisplay(f"downloading {url}", 0, "bytes", quiet) as display:
+        retry(url, fetch, cancelled)
+    part.seek(0)
+    if (actual := _digest(part, digest)) != digest:
+        part.truncate(0)
+        raise UserError(
+            f"{url} has the {actual.replace(':', ' ')}, expected {digest.partition(':')[2]}: the file was corrupted or "
+            f"replaced"
+        )
+
+
+def read_url(url: str, limit: int, required: bool = True) -> bytes | None:
+    """The first `limit` bytes of a file; None if it does not exist and is not `required`. Raises UserError."""
+
+    def read(filesystem: Any, path: str) -> bytes:
+        with filesystem.open(path, "rb") as file:
+            return file.read(limit)
+
+    return retry(url, read, required=required)
 
 
 def retry(
     url: str,
-    operation: Callable[[Any, str], Result],
+    operation: Callable[[Any, str], Any],
     cancelled: threading.Event | None = None,
     required: bool = True,
 ) -> Any:
@@ -154,8 +131,8 @@ def retry(
                     hint = "log in (on the Hugging Face hub `hf auth login`, or HF_TOKEN) and accept the terms"
                 raise UserError(f"cannot download {url} ({status}: {_reason(last)}): {hint}") from error
     raise UserError(
-        f"cannot download {url} ({_reason(last)}; tried {TRIES} times): check the address and the network. The same "
-        f"command resumes the download"
+        f"cannot download {url} ({_reason(last)}; tried {TRIES} times): check the address and the network, or download "
+        f"it elsewhere and give its path"
     ) from last
 
 
@@ -163,24 +140,23 @@ def _filesystem(url: str) -> tuple[Any, str]:
     """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
     from fsspec.core import url_to_fs  # slow to import
 
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT, sock_connect=60.0, sock_read=60.0)
-        options = {"client_kwargs": {"trust_env": True, "timeout": timeout}}  # trust_env: proxies
-    try:
-        return url_to_fs(url, **options)
-    except (ImportError, ValueError) as error:
+    if url.startswith("hf://"):
+        return url_to_fs(url)
+    if not url.startswith(("http://", "https://")):
         raise UserError(
-            f"{url} cannot be opened ({error}); expected https://, hf://, or with pip install 'vitlab[data]' s3:// or "
-            f"gs://"
-        ) from error
+            f"{url} cannot be opened; give https:// or hf://. Download what is in a bucket first (`aws s3 sync`, "
+            f"`gcloud storage rsync`) and give its path, or make it readable by https://"
+        )
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+    return url_to_fs(url, client_kwargs={"trust_env": True, "timeout": timeout})  # trust_env: proxies
 
 
 def _request_errors() -> tuple[type[BaseException], ...]:
     """What the file systems that have been imported raise when a request fails."""
-    return OSError, *(getattr(sys.modules[module], name) for module, name in ERRORS.items() if module in sys.modules)
+    errors = (("aiohttp", "ClientError"), ("huggingface_hub.errors", "HTTPError"))
+    return OSError, *(getattr(sys.modules[module], name) for module, name in errors if module in sys.modules)
 
 
 def _reason(error: BaseException | None) -> str:

@@ -1,4 +1,4 @@
-"""The data sets by name: `DATASETS` is the table (`datasets.toml`), `load_dataset` reads one.
+"""The data sets by name: `load_dataset` reads one of `DATASETS`, or the user's.
 
 A reader is imported when a set needs it.
 """
@@ -8,7 +8,6 @@ import functools
 import importlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,11 +16,11 @@ import numpy as np
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import keep_classes
 from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
-from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
 
@@ -35,47 +34,6 @@ _CONTENT = {
 }
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets of which test images may be missing (`partial`)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DatasetInfo:
-    """A row of `DATASETS`.
-
-    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
-    kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
-    splits: numbers of images. held_out: splits missing from the source, with the fraction of train held out for them.
-    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
-    """
-
-    source: str
-    license: str
-    reader: str = ""
-    num_classes: int | None = None
-    image_size: tuple[int, int] | None = None
-    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    eval_resize: tuple[int, int] | None = None
-
-
-def _read_table() -> dict[str, DatasetInfo]:
-    """`datasets.toml`; rows without a source are filled from `vtab/sources.toml`."""
-    rows = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text())
-    for name, row in rows.items():
-        if "source" not in row:
-            source = SOURCES[name]
-            access = "download, or" if source.access == "automatic" else "by hand:"
-            row |= {
-                "reader": "vtab.tasks:published_splits",
-                "source": f"{source.page}; {access} a folder as published",
-                "license": source.license,
-                "num_classes": source.classes,
-                "splits": {split.removesuffix("idation"): count for split, count in source.sizes.items()},
-            }
-        row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return {name: DatasetInfo(**row) for name, row in rows.items()}
-
-
-DATASETS = _read_table()
 
 
 def load_dataset(
@@ -113,25 +71,12 @@ def load_dataset(
     read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
     model or its loss says, also where each of this table has one.
     """
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in PARTIAL:
-        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-    custom = _is_custom(name)
+    _check_request(name, split, on_error, partial)
     if name.startswith("vtab:"):
-        from vitlab.data.vtab.tasks import load_task
-
-        if read.read_settings:
-            raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
-        dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
+        dataset = _load_vtab_task(name, split, root, download, read)
     else:
         splits = _open(name, root, download, partial, read, multi_label)
-        if custom:
-            dataset = _choose_custom_split(name, splits, split, seed, whole_train)
-        else:
-            dataset = _choose_split(name, splits, split, DATASETS[name].held_out, seed)
+        dataset = _choose_split(name, splits, split, seed, whole_train)
     if not len(dataset):
         unit = "images" if dataset.groups is None else "groups of images"
         raise UserError(f"{name}: no class of train has enough {unit} to cut a {split} split from it; add some")
@@ -142,11 +87,11 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole, options = "all" if custom else "trainval", {"read": read, "multi_label": multi_label}
-        dataset = leave_out(
-            dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed, **options)
+        whole = functools.partial(
+            load_dataset, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label
         )
-    if custom:
+        dataset = leave_out(dataset, exclude, lambda: whole(name, "all" if _is_custom(name) else "trainval"))
+    if _is_custom(name):
         _warn_of_small_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
 
@@ -227,7 +172,7 @@ def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
 
 
 def _is_address(path: str) -> bool:
-    """Whether shards are at an address (`https://`, `s3://`, `gs://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
+    """Whether shards are at an address (`https://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
 
 
@@ -290,8 +235,29 @@ def _open_source(
     return read(name, folder, download, **({"partial": True} if partial else {}))
 
 
-def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """A split of the user's data set: val is used as a missing test; other missing splits are held out from train."""
+def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if on_error not in ("raise", "skip"):
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
+
+
+def _load_vtab_task(
+    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, read: ReadConfig
+) -> Dataset:
+    from vitlab.data.vtab.tasks import load_task
+
+    if read.read_settings:
+        raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
+    return load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
+
+
+def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
+    """The requested split; of the user's data set val is used as a missing test, and `whole_train` is as there."""
+    if not _is_custom(name):
+        return _cut_split(name, splits, split, DATASETS[name].held_out, seed)
     present, held_out = splits[0], DATASETS["folder:PATH"].held_out
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
@@ -300,10 +266,10 @@ def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, 
         stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
     elif split == "trainval" and "test" in present and "val" not in present:
         stored, held_out = "train", {}  # in its order
-    return dataclasses.replace(_choose_split(name, splits, stored, held_out, seed), split=split)
+    return dataclasses.replace(_cut_split(name, splits, stored, held_out, seed), split=split)
 
 
-def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
+def _cut_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
     """The requested split, held out from train if it is missing from the source."""
     present, read = splits
     if split == "all":  # uncut, so a source without train has it too
@@ -314,7 +280,7 @@ def _choose_split(name: str, splits: SplitReader, split: str, held_out: Mapping[
         raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
-        train, val = (_choose_split(name, splits, s, held_out, seed) for s in ("train", "val"))
+        train, val = (_cut_split(name, splits, s, held_out, seed) for s in ("train", "val"))
         both = join(train, val)
         from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
         return dataclasses.replace(both, split=split, from_val=from_val)

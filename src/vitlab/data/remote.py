@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from vitlab.data.dataset import BatchIndices, Dataset, Labels, SplitReader
-from vitlab.data.downloads import download, retry
+from vitlab.data.downloads import download, read_url, retry
 from vitlab.data.shard_index import CLASSES, INDEX, Locations, ShardIndex, class_names, parse_index, read_locations
 from vitlab.data.shards import OpenFile, ShardEntries, create_split
 from vitlab.errors import UserError
@@ -56,7 +56,7 @@ class ShardCache:
             raise UserError(f"the index of {self.base} does not list {name}: write the data set again")
         file, path = self.files[name], self.folder / name
         if not path.exists():
-            download(f"{self.base}/{name}", path, f"sha256:{file.sha256}", file.bytes, cancelled, quiet=True)
+            download(f"{self.base}/{name}", path, f"sha256:{file.sha256}", cancelled, quiet=True)
             self._make_space(path)
         with suppress(OSError):  # removed again, or owned by another user
             os.utime(path)
@@ -159,15 +159,12 @@ class RemoteEntries(ShardEntries):
 def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
     """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`.
 
-    For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
+    For example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
     """
     base = _pin(re.sub("^hub:", "hf://datasets/", address).rstrip("/"))
 
-    def read_index(filesystem: Any, path: str) -> bytes:
-        with filesystem.open(path, "rb") as file:
-            return file.read(JSON_BYTES)  # the rest of a larger file is cut off, which is then no valid JSON
-
-    data = retry(f"{base}/{INDEX}", read_index, required=False)
+    # The rest of a larger file is cut off, which is then no valid JSON.
+    data = read_url(f"{base}/{INDEX}", JSON_BYTES, required=False)
     if data is None:
         raise UserError(
             f"there is no {INDEX} at {base}: check the address, which must be of a data set that `vitlab shard` wrote. "

@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,6 @@ from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
-from vitlab.data.downloads import Report
 from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
@@ -68,7 +67,7 @@ def write_shards(
     root: str | None = None,
     on_error: str = "raise",
     read: ReadConfig = ReadConfig(),
-    report: Report = lambda done, of: None,
+    report: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns its `summary`.
 

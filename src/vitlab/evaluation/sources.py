@@ -15,12 +15,12 @@ from torch import Tensor
 
 from vitlab.data.contents import contents_of, images_below, no_images
 from vitlab.data.decode import ImageError, Levels, decode_image, to_array
-from vitlab.data.downloads import retry
+from vitlab.data.downloads import read_url
 from vitlab.errors import UserError, quoted
 
 MAX_BYTES = 50 * 2**20
 """Of a downloaded image."""
-ADDRESS = re.compile(r"(https?|s3|gs|hf)://")
+ADDRESS = re.compile(r"[a-z0-9]+://")
 PILLOW_ERRORS = (OSError, SyntaxError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, struct.error)
 """What an opened image raises when its pixels are read."""
 ImageSource = str | Path | bytes | bytearray | io.IOBase | Image.Image | np.ndarray | Tensor
@@ -138,13 +138,8 @@ def _pixels(values: np.ndarray | Tensor, name: str) -> Iterable[np.ndarray]:
 
 def _download(url: str) -> bytes:
     """The file at an address, of at most MAX_BYTES. Raises ImageError."""
-
-    def read(filesystem: object, path: str) -> bytes:
-        with filesystem.open(path, "rb") as file:  # pyright: ignore[reportAttributeAccessIssue]
-            return file.read(MAX_BYTES + 1)
-
     try:
-        data = retry(url, read)
+        data = read_url(url, MAX_BYTES + 1) or b""
     except UserError as error:
         raise ImageError(url, str(error)) from error
     if len(data) > MAX_BYTES:

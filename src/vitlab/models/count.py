@@ -1,16 +1,13 @@
 """Parameters and multiply-accumulates (MACs) of a ViT, from its configuration alone; `resnet_config` counts ResNets.
 
-A MAC is 2 FLOPs, and training takes 3 times the FLOPs of a forward pass: 6 FLOPs a MAC. Importing this does not import
-torch.
+A MAC is 2 FLOPs, and training takes 3 times the FLOPs of a forward pass: 6 FLOPs a MAC. `config` is a `ViTConfig`; its
+module imports this one, and not the reverse. Importing this does not import torch.
 """
 
-import typing
-
-if typing.TYPE_CHECKING:
-    from vitlab.models.config import ViTConfig
+from typing import Any
 
 
-def count_parameters(config: "ViTConfig") -> int:
+def count_parameters(config: Any) -> int:
     """Trained numbers, counted without building the model."""
     d = config.width
     stem = config.stem.num_parameters(config.image_hw) if config.stem else 0
@@ -29,7 +26,7 @@ def count_parameters(config: "ViTConfig") -> int:
     return stem + embedding + _position_parameters(config) + encoder + pooling + pre_logits + heads
 
 
-def _position_parameters(config: "ViTConfig") -> int:
+def _position_parameters(config: Any) -> int:
     d, (h, w) = config.width, config.grid
     rows = {
         "1d": d * (config.num_position_prefix + config.num_patches),
@@ -39,7 +36,7 @@ def _position_parameters(config: "ViTConfig") -> int:
     return rows.get(config.position, 0) * (config.depth if config.position_at == "every" else 1)
 
 
-def count_macs(config: "ViTConfig", kept_patches: int | None = None) -> int:
+def count_macs(config: Any, kept_patches: int | None = None) -> int:
     """Multiply-accumulates of the matrix products in one forward pass of one image, of which the encoder sees all
     patches or `kept_patches`."""
     d, n, p = config.width, config.num_patches, config.num_prefix_tokens

@@ -1,33 +1,28 @@
-"""The memory of a training step, counted without computing.
+"""The memory of a training step and of inference, by a formula: the bytes of a plain (not compiled) model.
 
-The model's own forward and backward pass run on torch's meta device, where tensors have shapes and types and no
-content, while every allocation is recorded: in about a second, without memory. `DeviceRules` adds what other devices do
-differently (autocast, attention and dropout in one kernel).
+It is within 10 % of the peaks measured on a GPU (`docs/reproduce.md`) and of counts of every tensor of a step
+(`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
+counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
+memory, a checkpoint's copy, torch.compile's savings.
 
-Not counted: workspace of libraries, fragmentation, the driver's memory, a checkpoint's copy, torch.compile's savings.
+Letters: D width, M the MLP's width, k heads, T tokens. A number has `a` bytes in products and `n` in normalizations,
+which autocast computes in float32.
 """
 
 import functools
-import weakref
-from collections.abc import Iterable
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+import itertools
+import math
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.models import ModelConfig
-from vitlab.models.attention import attention_backend, attention_weights, matmul_attention
+from vitlab.models.attention import attention_backend
 from vitlab.models.blocks import freeze_blocks, model_blocks
-from vitlab.models.vit import build_model
-from vitlab.train.objectives import blank_batch, create_objective, create_training_model
+from vitlab.models.config import ResNetConfig, ViTConfig
+from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit
+from vitlab.train.masking import num_outputs
+from vitlab.train.objectives import create_training_model
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision
 
@@ -48,15 +43,20 @@ def rank_bytes(
     """
     total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
     lower = sharded and precision != "float32"
-    step = step_bytes(config, microbatch, "bfloat16" if lower else precision, device_type)
+    saved, work = activation_bytes(config, "bfloat16" if lower else precision, device_type)
     local_batch = -(-config.batch_size // world_size)
     shard, trained_shard = (-(-4 * count // (world_size if sharded else 1)) for count in (total, trained))
-    itemsize, copies, gradients, gathered = 2 if lower else 4, step.copies, trained_shard, 0
+    itemsize, gradients, gathered, copies = 2 if lower else 4, trained_shard, 0, 0
+    if not config.activation_checkpointing and (body := _body(config.model)):  # standardized filters
+        filters = body.num_parameters(config.model.image_hw) * trained // total
+        copies = filters * (6 if lower or precision == "bfloat16" else 4)
     if sharded:
         gathered = itemsize * (2 * outside + 3 * block) + 4 * block
         gradients = 4 * trained if microbatch < local_batch else trained_shard
     elif precision == "bfloat16":  # a copy of the weights, and its gradients
-        copies, gradients = 2 * total, gradients + 2 * trained
+        copies, gradients = copies + 2 * total, gradients + 2 * trained
+    elif precision == "autocast" and not config.activation_checkpointing:  # else cast again for each block
+        copies += 2 * trained
     height, width = config.model.image_hw
     return {
         "weights": shard,
@@ -66,8 +66,8 @@ def rank_bytes(
         "optimizer": state_per_weight(config.optim) * trained_shard,
         "average": shard if config.average_decay else 0,
         "images": 2 * local_batch * 3 * height * width * 4,  # of this step and the next one
-        "activations": step.activations,
-        "work": step.work,
+        "activations": microbatch * saved,
+        "work": microbatch * work,
     }
 
 
@@ -85,164 +85,124 @@ def weight_counts(
     return total, max(blocks, default=0), total - sum(blocks), trained
 
 
-class StepBytes(NamedTuple):
-    """Bytes of one micro-batch besides weights, their gradients and the images."""
-
-    activations: int
-    """What the forward pass saves for the backward pass."""
-    copies: int
-    """Weights that autocast has cast to bfloat16, which it keeps for the backward pass."""
-    work: int
-    """What the peak has besides these two: gradients of activations, a recomputed block."""
-
-
-@functools.cache
-def step_bytes(config: TrainConfig, num_images: int, precision: Precision, device_type: str = "cuda") -> StepBytes:
-    """Bytes of a step of `config` with `num_images` at once. For `bfloat16` the model's weights are bfloat16."""
-    rules = functools.partial(DeviceRules, device_type, autocast=precision == "autocast")
-    with torch.device("meta"):
-        model = create_training_model(config.model, config.masking).train()
-        model.to("meta")  # with the buffers, which are computed
-    if precision == "bfloat16":
-        model.to(torch.bfloat16)
-    if config.activation_checkpointing:
-        recompute = functools.partial(
-            checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), rules())
-        )
-        for block in model_blocks(model):
-            block.forward = functools.partial(recompute, block.forward)
-    freeze_blocks(model, config.trained_blocks)
-    trained, objective = [p for p in model.parameters() if p.requires_grad], create_objective(config)
-    batch = blank_batch(objective, torch.empty(num_images, 3, *config.model.image_hw, device="meta"))
-    inputs = [tensor for tensor in (batch.images, batch.labels, batch.uniforms) if tensor is not None]
-    forward_rules, memory = rules(), Allocations([*model.parameters(), *inputs])
-    with memory, forward_rules, torch.device("meta"):
-        images, targets = objective.prepare_batch(batch, np.random.default_rng(0))  # alive until the end, as in a step
-        loss = objective.loss(model, images, targets)[0]
-        casts = memory.numbers(forward_rules.casts.values())
-        forward_rules.casts.clear()  # as autocast does after the forward pass; what the backward pass needs stays
-        saved, copies = memory.in_use(), memory.in_use(casts)
-        # Not `backward`, which only the training loop calls: nothing is learned here.
-        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-    peak = memory.peak(memory.numbers(gradient for gradient in gradients if gradient is not None))
-    return StepBytes(saved - copies, copies, peak - saved)
-
-
-@functools.cache
 def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_type: str) -> int:
     """Peak bytes of a forward pass without gradients: weights, images and the rest, all in `dtype`."""
-    with torch.device("meta"):
-        model, images = build_model(config).eval().to("meta", dtype), torch.empty(batch, 3, *config.image_hw)
-    weights = list(model.parameters())
-    with Allocations(weights) as memory, DeviceRules(device_type), torch.no_grad():
-        model(images.to(dtype))
-    return memory.peak() + sum(weight.nbytes for weight in weights)
+    body, numel = _body(config), 0
+    if isinstance(config, ViTConfig):
+        numel = max(batch * config.heads * tokens * length for tokens, length in _sequences(config, config.num_patches))
+    fused = attention_backend(device_type, False, dtype, numel) == "fused"
+    standardized = 8 * 9 * (body.channels // 4) ** 2 if body else 0  # the largest filters, twice in float32
+    forward = dtype.itemsize * batch * _forward_numbers(config, fused)
+    return dtype.itemsize * config.num_parameters + max(forward, standardized)
 
 
-class Allocations(TorchDispatchMode):
-    """Records what operations allocate and free while it is entered, except for the memory of `ignored` tensors."""
-
-    def __init__(self, ignored: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._ignored = {_address(tensor) for tensor in ignored}
-        self._live: dict[int, tuple[int, int]] = {}
-        """Address -> number of the allocation, and its bytes."""
-        self._events: list[tuple[int, int]] = []
-        """Number of an allocation, and its bytes, which are negative where it is freed."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._record(_address(tensor), tensor.untyped_storage())
-        return result
-
-    def _record(self, address: int, storage: torch.UntypedStorage) -> None:
-        if address not in self._live and address not in self._ignored:
-            self._live[address] = len(self._events), storage.nbytes()
-            self._events.append(self._live[address])
-            weakref.finalize(storage, self._free, address)
-
-    def _free(self, address: int) -> None:
-        number, size = self._live.pop(address)
-        self._events.append((number, -size))
-
-    def numbers(self, tensors: Iterable[Tensor]) -> set[int]:
-        """The numbers of the allocations that hold these tensors."""
-        return {self._live[_address(tensor)][0] for tensor in tensors if _address(tensor) in self._live}
-
-    def in_use(self, only: set[int] | None = None) -> int:
-        """Bytes in use now, of all or of these allocations."""
-        return sum(size for number, size in self._live.values() if only is None or number in only)
-
-    def peak(self, without: Iterable[int] = ()) -> int:
-        """Most bytes in use at any time so far, without these allocations."""
-        without = set(without)
-        changes = [0 if number in without else change for number, change in self._events]
-        return max(np.cumsum(changes, dtype=np.int64).tolist(), default=0)
+def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
+    """The numbers of an image at the peak of a forward pass without gradients, the image included."""
+    body, pixels, peaks = _body(config), config.in_chans * math.prod(config.image_hw), [0]
+    if body:
+        peaks = [body.width * math.prod(config.image_hw) // 4 * 3]
+        for unit in body.units():
+            before, after = _positions(unit, config.image_hw)
+            peaks.append(unit.channels_out * after * (4 if body.version == "v1" else 3) + unit.inner * before)
+    if isinstance(config, ViTConfig):
+        d = config.width
+        for tokens, length in _sequences(config, config.num_patches):
+            peaks.append(tokens * (_hidden_layers(config) * config.mlp_dim + 3 * d))
+            peaks.append(0 if fused else tokens * (6 * d + 2 * config.heads * length))
+    return pixels + max(peaks)
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def activation_bytes(config: TrainConfig, precision: Precision, device_type: str) -> tuple[int, int]:
+    """Bytes of an image in training: what the forward pass saves, and what the peak has besides."""
+    model, body, trained = config.model, _body(config.model), config.trained_blocks
+    a, n = 4 if precision == "float32" else 2, 2 if precision == "bfloat16" else 4
+    embedding, units, blocks, per_layer = 0, [], [], 1
+    if body:
+        units = _unit_bytes(body, model.image_hw, a, n)
+        root = body.width * math.prod(model.image_hw) // 4
+        embedding = 3 * a * math.prod(model.image_hw) + root * (n + 2)
+        embedding += root * (n + _activated(a, n)) * (body.version == "v1")
+    if isinstance(model, ViTConfig):
+        embedding += a * model.num_patches * model.patch_size**2 * (body.channels if body else model.in_chans)
+        blocks, per_layer = _block_bytes(model, a, n, device_type), 2 if model.encoder == "axial" else 1
+    parts = units + blocks
+    if trained is not None:  # a hybrid's stem is part of its embedding
+        parts, embedding = (blocks or units)[::-1][: trained * per_layer][::-1], 0
+    outputs, last = model.num_classes, model.grid[0] * model.grid[1] * (body.channels if body else 0)
+    if isinstance(model, ViTConfig):
+        last = model.num_tokens * model.width
+        if config.masking:
+            outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
+    outside = embedding + ((a + n) * last if parts else 0) + 8 * outputs  # 8: logits and log_softmax
+    inputs = list(itertools.accumulate(part[0] for part in parts))
+    if config.activation_checkpointing:
+        saved = outside + sum(part[0] for part in parts)
+        peaks = [outside + below + part[1] + part[2] for below, part in zip(inputs, parts, strict=True)]
+    else:
+        saved = outside + sum(part[1] for part in parts)
+        peaks = [saved + part[2] for part in parts[-1:]]
+    forward = (n if body else a) * _forward_numbers(model)  # of frozen blocks the peak may be here
+    return saved, max([forward, saved + 8 * outputs, *peaks]) - saved
 
 
-IN_BFLOAT16 = {F.linear, F.conv2d, torch.conv2d, torch.matmul, Tensor.matmul, Tensor.__matmul__}
-"""What autocast computes in bfloat16 on a GPU, of all that the models do."""
-IN_FLOAT32 = {F.layer_norm, F.group_norm, torch.softmax, F.softmax}
+def _block_bytes(config: ViTConfig, a: int, n: int, device_type: str) -> list[tuple[int, int, int]]:
+    """Of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
+    d, m, hidden, parts = config.width, config.mlp_dim, _hidden_layers(config), []
+    matmul = attention_backend(device_type, needs_grad=True) == "matmul"
+    relative = config.position == "relative"
+    # Per token: inputs of two LayerNorms, their outputs, q, k, v, the heads' output, the MLP's layers; options.
+    token = 2 * n * d + 6 * a * d + hidden * a * m
+    token += a * d * (2 * (config.layer_scale is not None) + 3 * (config.rotary is not None) + relative)
+    token += (a + n) * d * config.attention_norm + n * m * config.mlp_norm
+    token += (2 * d + m) * (a if device_type == "cpu" else 1) * (config.dropout > 0)  # masks
+    for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
+        matrix = tokens * config.heads * length
+        work = tokens * m * (a * (hidden - 1) + 2 * n * config.mlp_norm)
+        if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
+            work = max(work, a * (2 * matrix - tokens * (hidden * m - d)))
+        parts.append((a * tokens * d, tokens * token + a * matrix * (matmul or relative), work))
+    return parts * config.depth
 
 
-class DeviceRules(TorchFunctionMode):
-    """Makes the meta device follow the rules of another type of device: kernels of attention and dropout, autocast."""
-
-    def __init__(self, device_type: str, autocast: bool = False) -> None:
-        super().__init__()
-        self._device_type, self._autocast = device_type, autocast
-        self.casts: dict[Tensor, Tensor] = {}
-        """Weight -> its bfloat16 copy: each is cast once."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, is_attention = kwargs or {}, func is F.scaled_dot_product_attention
-        if self._autocast and (is_attention or func in IN_BFLOAT16):
-            args, kwargs = tree_map_only(Tensor, self._to_bfloat16, (args, kwargs))
-        elif self._autocast and func in IN_FLOAT32:
-            args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
-        if is_attention:
-            query, key, value = args
-            return self._attention(query, key, value, kwargs["attn_mask"])
-        if func is F.dropout and self._device_type != "cpu":
-            active = kwargs["training"] and kwargs["p"]
-            return torch.native_dropout(args[0], kwargs["p"], True)[0] if active else args[0]
-        return func(*args, **kwargs)
-
-    def _to_bfloat16(self, tensor: Tensor) -> Tensor:
-        if tensor.dtype != torch.float32:
-            return tensor
-        if not (tensor.is_leaf and tensor.requires_grad):
-            return tensor.to(torch.bfloat16)
-        if tensor not in self.casts:
-            self.casts[tensor] = tensor.to(torch.bfloat16)
-        return self.casts[tensor]
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        """`vitlab.models.attention.attention` on a device of this type."""
-        needs_grad = torch.is_grad_enabled()
-        if attention_backend(self._device_type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
-            return FusedAttention.apply(q, k, v, bias)
-        if needs_grad:
-            return matmul_attention(q, k, v, bias)
-        return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], a: int, n: int) -> list[tuple[int, int, int]]:
+    """The same of each unit of a ResNet."""
+    v1, activated, parts = body.version == "v1", _activated(a, n), []
+    for unit in body.units():
+        c, m, out = unit.channels_in, unit.inner, unit.channels_out
+        before, after = _positions(unit, image_hw)
+        normalized = m * (before + after) + out * after * (1 + (v1 and unit.projects))
+        saved = n * normalized + activated * (m * (before + after) + (out * after if v1 else c * before))
+        if body.mixing == "axial":  # two attentions, with relative positions
+            saved += before * a * (12 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))
+        parts.append(((n if v1 else a) * c * before, saved, 2 * n * out * after))
+    return parts
 
 
-class FusedAttention(torch.autograd.Function):
-    """Saves what a fused kernel does: its inputs, its output, and a number for each query (the logarithm of a sum)."""
+def _activated(a: int, n: int) -> int:
+    """Bytes of a number after a ReLU, which autocast casts for the next convolution."""
+    return a if a == n else a + n
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        out = torch.empty_like(q)
-        ctx.save_for_backward(q, k, v, bias, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
-        return out
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = zip(ctx.saved_tensors[:4], ctx.needs_input_grad, strict=True)
-        return tuple(torch.empty_like(tensor) if needs_grad else None for tensor, needs_grad in inputs)
+def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:
+    """Positions of a unit's input and output."""
+    height, width = unit.grid(image_hw)
+    return height * width, -(-height // unit.stride) * -(-width // unit.stride)
+
+
+def _sequences(config: ViTConfig, patches: int) -> list[tuple[int, int]]:
+    """Of each attention in an encoder layer: the tokens of an image, and those of a sequence."""
+    p = config.num_prefix_tokens
+    return (
+        [(p + patches, p + patches)]
+        if config.encoder == "full"
+        else [(patches // s * (p + s), p + s) for s in config.grid]
+    )
+
+
+def _hidden_layers(config: ViTConfig) -> int:
+    """How many tensors as wide as `mlp_dim` an MLP makes."""
+    return 4 if config.swiglu else 3 if config.gelu == "quick" else 2
+
+
+def _body(config: ModelConfig) -> ResNetBody | None:
+    return config.body if isinstance(config, ResNetConfig) else config.stem

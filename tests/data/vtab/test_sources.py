@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
+from shard_files import serving
 
 from vitlab.data.vtab import sources
 from vitlab.data.vtab.sources import SOURCES, locate
@@ -172,10 +172,13 @@ def test_bad_archives_and_incomplete_downloads(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_wrong_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fsspec.filesystem("memory").pipe("/svhn/train_32x32.mat", b"images")
-    url, right = "memory://svhn/train_32x32.mat", f"md5:{hashlib.md5(b'images').hexdigest()}"
-    monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(files={"all": [(url, "md5:" + "0" * 32)]}))
-    with pytest.raises(UserError, match="has the md5"):
-        locate("svhn", "train", tmp_path, True)
-    monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(files={"all": [(url, right)]}))
-    assert (locate("svhn", "train", tmp_path, True) / "train_32x32.mat").read_bytes() == b"images"
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "train_32x32.mat").write_bytes(b"images")
+    right, source = f"md5:{hashlib.md5(b'images').hexdigest()}", SOURCES["svhn"]
+    with serving(tmp_path / "served") as server:
+        url = f"{server.address}/train_32x32.mat"
+        monkeypatch.setitem(SOURCES, "svhn", source._replace(files={"all": [(url, "md5:" + "0" * 32)]}))
+        with pytest.raises(UserError, match="has the md5"):
+            locate("svhn", "train", tmp_path, True)
+        monkeypatch.setitem(SOURCES, "svhn", source._replace(files={"all": [(url, right)]}))
+        assert (locate("svhn", "train", tmp_path, True) / "train_32x32.mat").read_bytes() == b"images"
