@@ -252,9 +252,7 @@ def _write_onnx(
 ) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses; `options` are those of torch."""
     asked = options["opset_version"]
-    options |= {
-        "opset_version": asked and max(asked, 18)
-    }  # torch writes no older one, and its converter fails at means
+    options["opset_version"] = asked and max(asked, 18)  # ONNX's own conversion to 17 fails at means
     written = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["images"], **options)
     assert written is not None
     if asked == 17:
