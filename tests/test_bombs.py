@@ -310,6 +310,10 @@ IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "comment": (lambda: b"P6\n#" + b"x" * 50_000_000 + b"\n1 1\n255\n\0\0\0", "Reached EOF while reading header"),
     "comments": (lambda: b"P3\n1 1\n255\n" + b"#\n" * 2_000_000 + b"1 1 1", "more than 100 comments"),
     "chunks": (lambda: png(1, 1, (b"teXt", b"")) + chunks((b"teXt", b"")) * 1_000_000, "more than 131,072 chunks"),
+    "profiles": (
+        lambda: png(1, 1, *[(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**6)))] * 3000),
+        "3,000 color profiles",
+    ),
     "tags": (lambda: tiff(1, 1, *OVERLAPPING), "its tags claim many times"),
     "exif": (lambda: exif(jpeg(16, 16), tags(OVERLAPPING, bytes(200_000))), "its tags claim many times"),
 }
