@@ -298,6 +298,7 @@ def gif(width: int, height: int) -> bytes:
 
 
 OVERLAPPING = [(400 + i, 7, 200_000, 8) for i in range(10_000)]
+PROFILE = b"a\0\0" + zlib.compress(bytes(10**6))
 SIDE = 9459  # squared, nearly as many pixels as are allowed
 IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "strip": (lambda: png(1, 89_478_485), "a side has at most 65,536"),
