@@ -238,7 +238,8 @@ def test_preprocessing_of_a_large_image(tmp_path: Path) -> None:
     weights.save_model(build_model(dataclasses.replace(SMALL, width=192)), tmp_path / "model")
     for preprocessing, message in (
         ({"image_size": 8192}, "makes 1,048,576 patches"),
-        ({"image_size": 16, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 48 times"),
+        ({"image_size": 16, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 768 for"),
+        ({"image_size": 1408, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 4096 for"),
     ):
         damage = with_extra(preprocessing=preprocessing)
         damage(tmp_path / "model")
@@ -297,6 +298,7 @@ def gif(width: int, height: int) -> bytes:
 
 
 OVERLAPPING = [(400 + i, 7, 200_000, 8) for i in range(10_000)]
+PROFILE = b"a\0\0" + zlib.compress(bytes(10**6))
 SIDE = 9459  # squared, nearly as many pixels as are allowed
 IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "strip": (lambda: png(1, 89_478_485), "a side has at most 65,536"),
@@ -309,6 +311,10 @@ IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "comment": (lambda: b"P6\n#" + b"x" * 50_000_000 + b"\n1 1\n255\n\0\0\0", "Reached EOF while reading header"),
     "comments": (lambda: b"P3\n1 1\n255\n" + b"#\n" * 2_000_000 + b"1 1 1", "more than 100 comments"),
     "chunks": (lambda: png(1, 1, (b"teXt", b"")) + chunks((b"teXt", b"")) * 1_000_000, "more than 131,072 chunks"),
+    "profiles": (
+        lambda: png(1, 1, *[(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**6)))] * 3000),
+        "3,000 color profiles",
+    ),
     "tags": (lambda: tiff(1, 1, *OVERLAPPING), "its tags claim many times"),
     "exif": (lambda: exif(jpeg(16, 16), tags(OVERLAPPING, bytes(200_000))), "its tags claim many times"),
 }

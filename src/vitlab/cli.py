@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # threads that do not spin at all halve the speed of small models.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or warnings of torch's sockets hide our last line
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA's compiler without a GPU
+    for name in ("torch.utils.cpp_extension", "onnxscript"):  # CUDA's compiler without a GPU; what is not folded
+        logging.getLogger(name).setLevel(logging.ERROR)
     if logging.lastResort:
         logging.lastResort.setFormatter(_PrintableFormatter())
     command = None

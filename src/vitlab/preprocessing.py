@@ -17,8 +17,9 @@ Pixels = Annotated[int, Ge(1), Le(2**16)]
 """The side of an image."""
 Size = Pixels | tuple[Pixels, Pixels]
 """The side of a square, or (height, width)."""
-MAX_ZOOM = 48
-"""The largest `resize`, in sides of the image that is cut from it."""
+MAX_ZOOM, MAX_RESIZE = 48, 4096
+"""The largest `resize`: in sides of the image that is cut from it (timm's rounding of small sizes gives 43), and in
+pixels, unless that image is more than half of it. The resized image is at most 200 MB, in float32."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
 
 
@@ -68,9 +69,10 @@ class Preprocessing:
                 f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
                 f"from it"
             )
-        if self.resize is not None and cropped and self.resize > MAX_ZOOM * min(cropped):
+        largest = min(MAX_ZOOM * min(cropped), max(MAX_RESIZE, 2 * max(cropped))) if cropped else None
+        if self.resize is not None and largest is not None and self.resize > largest:
             raise UserError(
-                f"resize={self.resize} is more than {MAX_ZOOM} times image_size={self.crop_size or self.image_size}: "
+                f"resize={self.resize} is more than {largest} for image_size={self.crop_size or self.image_size}: "
                 f"nearly nothing of an image would be left. Give a smaller one."
             )
         if self.crop_size is not None and (not sides or self.is_google or any(map(int.__lt__, cropped, sides))):

@@ -1,5 +1,7 @@
 """Black and white of images of more than 8 bits: from the decoded values to a run and what takes its model."""
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,28 @@ def test_levels_of_a_file_are_black_and_white(data: bytes, levels: Any, expected
     assert read_image(data, "x", levels)[0, :, 0].tolist() == expected
 
 
+def deep_color() -> bytes:
+    """A PNG of 8x8 pixels with 16 bits a channel, which Pillow does not write."""
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(bytes(8 * 49)),
+        b"IEND": b"",
+    }
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
 def test_a_range_of_16_bits_is_not_of_8(tmp_path: Path) -> None:
     """Else an ordinary image would be black, without a word."""
     (tmp_path / "x.jpg").write_bytes(encode(np.zeros((8, 8, 3), np.uint8), "JPEG"))
+    (tmp_path / "x.png").write_bytes(deep_color())
     for read in (Entry.read, Entry.open):
-        with pytest.raises(ImageError, match=r"8 bits a channel.*40 4095"):
-            read(Entry(str(tmp_path / "x.jpg")), (40, 4095))
+        for name in ("x.jpg", "x.png"):
+            with pytest.raises(ImageError, match=r"color of 16 bits is read as 8.*40 4095"):
+                read(Entry(str(tmp_path / name)), (40, 4095))
     with pytest.raises(UserError, match="is for files"):
         load_dataset("digits", "train", levels=(40, 100))
 

@@ -219,7 +219,8 @@ def test_rollout_equals_plain_numpy(residual: bool) -> None:
 def test_rollout_and_figure_are_those_of_the_authors() -> None:
     """As one of them described Fig. 6 when asked: heads averaged, the identity added, rows normalized, layers
     multiplied; the map divided by its maximum, resized by Lanczos, blurred by a Gaussian of one patch's side, stretched
-    to 0..1 and multiplied with the image. Deviation: ours is bicubic and not blurred."""
+    to 0..1 and multiplied with the image. Deviation: ours is bicubic and not blurred, with full brightness from
+    the 95th percentile on, so that its peak is a plateau."""
     side, patch = 12, 16
     maps = random_maps(layers=6, images=1, heads=3, tokens=1 + side**2)
     rolled = np.eye(1 + side**2)
@@ -235,9 +236,10 @@ def test_rollout_and_figure_are_those_of_the_authors() -> None:
     blurred = scipy.ndimage.gaussian_filter(np.asarray(mask), patch)
     expected = (blurred - blurred.min()) / np.ptp(blurred)
     ours = masked(np.full((*size, 3), 255, np.uint8), attention)[..., 0] / 255
-    assert np.corrcoef(ours.ravel(), expected.ravel())[0, 1] > 0.97
-    peaks = np.array([np.unravel_index(each.argmax(), size) for each in (ours, expected)])
-    assert np.abs(peaks[0] - peaks[1]).max() <= 1.5 * patch
+    blurred = scipy.ndimage.gaussian_filter(ours, patch)
+    assert np.corrcoef(blurred.ravel(), expected.ravel())[0, 1] > 0.999
+    peaks = [np.argwhere(each >= each.max() - 1 / 255).mean(axis=0) for each in (ours, expected)]
+    assert np.abs(peaks[0] - peaks[1]).max() < 1
 
 
 def plain_prediction_weights(model: ViT, images: Tensor) -> np.ndarray:

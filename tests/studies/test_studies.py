@@ -168,6 +168,15 @@ def test_labels_are_the_settings(name: str, scale: Scale) -> None:
 
 
 @pytest.mark.parametrize("scale", DESIGNED)
+def test_kinds_of_heads(scale: Scale) -> None:
+    """At the paper's scale both have the class token's hidden layer, except GAP in the paper's own pair."""
+    for point in STUDIES["head"].variants(scale):
+        kind, _, head = str(point.labels["kind"]).partition("-")
+        model: Any = point.config.model
+        assert (model.pool, model.representation_size is None) == (kind, scale != "paper" or head == "linear")
+
+
+@pytest.mark.parametrize("scale", DESIGNED)
 def test_axial_forms_take_more_compute(scale: Scale) -> None:
     models = {str(point.labels["model"]): point.config.model for point in axial.variants(scale)}
     assert models.keys() == axial.FIG13.keys()

@@ -133,6 +133,10 @@ def test_the_column_of_real(tmp_path: Path) -> None:
         ({"dataset": None}, "is not what `vitlab evaluate RUN --dataset imagenet_real --json"),
         ({"full_size": 46_837}, "a part of the test images"),
         ({"checkpoint": str(tmp_path)}, "no finished run"),
+        ({"checkpoint": 3}, "real.json: checkpoint is 3"),
+        ({"accuracy": None}, "is not what `vitlab evaluate"),
+        ({"checkpoint": str(finetuned(tmp_path / "pets", "pets", 0.9))}, "fine-tuned on Pets; the ReaL of table2"),
+        ({"checkpoint": str(finetuned(tmp_path / "digits", "digits", 0.9))}, "fine-tuned on digits; the ReaL of"),
     ):
         file.write_text(json.dumps(record | changes))
         with pytest.raises(UserError, match=message):

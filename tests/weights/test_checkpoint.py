@@ -95,6 +95,16 @@ def test_positions_are_resampled_once(tmp_path: Path, tiny: Callable[..., ViT]) 
     assert load_model(tmp_path / "copy").config == load_model(tmp_path / "one", image_size=8).config
 
 
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "vitlab"])
+def test_a_range_that_a_format_cannot_say_is_named(
+    tmp_path: Path, tiny: Callable[..., ViT], to: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    extra = {"preprocessing": Preprocessing(8, range=(40, 4095)).to_metadata()}
+    save_model(tiny(), tmp_path / "saved", extra=extra)
+    convert(tmp_path / "saved", tmp_path / "theirs.npz", to=to)
+    assert ("without the range of the images (black at 40, white at 4095" in caplog.text) == (to != "vitlab")
+
+
 @pytest.mark.parametrize("to", ["google", "timm"])
 def test_a_conversion_that_fails_leaves_the_destination(
     tmp_path: Path, tiny: Callable[..., ViT], to: Any, monkeypatch: pytest.MonkeyPatch

@@ -173,7 +173,7 @@ def test_no_pickle_and_no_code_is_downloaded(
     assert (request["repository"], request["revision"]) == (repository, revision)
     patterns = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
     wanted = ["config.json", "processor_config.json", "a.safetensors", "B_16.npz", "model.safetensors.index.json"]
-    wanted.append("preprocessor_config.json")
+    wanted += ["preprocessor_config.json", "open_clip_config.json"]
     others = ["pytorch_model.bin", "model.pth", "modeling.py", "a/model.safetensors", "tokenizer.json"]
     assert list(filter_repo_objects([*wanted, *others], **patterns)) == wanted
 

@@ -48,13 +48,21 @@ def test_outputs_are_those_of_the_package(tiny: Callable[..., ViT], settings: di
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("to", "options"),
-    [("onnx", {"opset": 17}), pytest.param("torch-export", {"dynamic_image_size": True}, marks=pytest.mark.slow)],
+    ("to", "options", "settings"),
+    [
+        ("onnx", {"opset": 17}, {}),
+        ("onnx", {"opset": 17}, {"pool": "gap", "rotary": Rotary(), "swiglu": True, "registers": 1}),
+        pytest.param("torch-export", {"dynamic_image_size": True}, {}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_compiled_module_is_exported_with_named_outputs(
-    to: Any, options: dict[str, Any], tiny: Callable[..., ViT], tmp_path: Path
+    to: Any, options: dict[str, Any], settings: dict[str, Any], tiny: Callable[..., ViT], tmp_path: Path
 ) -> None:
-    model, names, path = tiny(), ("tokens", "attention", "logits"), tmp_path / f"m.{'onnx' if to == 'onnx' else 'pt2'}"
+    model, names, path = (
+        tiny(**settings),
+        ("tokens", "attention", "logits"),
+        tmp_path / f"m.{'onnx' if to == 'onnx' else 'pt2'}",
+    )
     report = export_checkpoint(torch.compile(model), path, to=to, outputs=names, **options)  # pyright: ignore[reportArgumentType]
     assert (report["outputs"], report["opset"]) == (list(names), options.get("opset"))
     images = torch.rand(2, 3, *((12, 12) if to == "onnx" else (20, 8)))

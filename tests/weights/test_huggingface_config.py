@@ -68,6 +68,10 @@ def test_a_whole_processor_of_transformers_5(tmp_path: Path, shared: Path) -> No
     whole.write_text(json.dumps({"image_processor": [1]}))
     with pytest.raises(ValueError, match=r"processor_config\.json: image_processor is \[1\]"):
         metadata_huggingface(tmp_path)
+    whole.write_text("{")
+    with pytest.raises(ValueError, match="is not valid JSON") as error:
+        metadata_huggingface(tmp_path)
+    assert str(error.value).count("again") == 1
     whole.write_text(json.dumps({"processor_class": "CLIPProcessor"}))  # of transformers 4, beside the other
     assert metadata_huggingface(tmp_path)["preprocessing"]["image_size"] == 8
 

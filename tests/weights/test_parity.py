@@ -21,6 +21,11 @@ def test_outputs_are_compared(tiny: Callable[..., ViT]) -> None:
     ):
         with pytest.raises(ParityError, match=problem):
             check_parity(model, other, "x")
+    with torch.no_grad():
+        model.embedding.weight.mul_(1e38)
+    with pytest.raises(ParityError, match=r"outputs are not finite .*earlier checkpoint"):
+        check_parity(model, model, "x")
+    torch.nn.init.ones_(model.embedding.weight)
     torch.nn.init.zeros_(model.head.weight)  # pyright: ignore[reportOptionalMemberAccess]
     torch.nn.init.zeros_(model.head.bias)  # pyright: ignore[reportOptionalMemberAccess]
     assert check_parity(model, model, "an untrained model") == 0

@@ -85,7 +85,7 @@ def test_an_unsupported_crop_warns(tmp_path: Path, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "cannot be read"),
+        ("{", "is not valid JSON"),
         ('{"model_type": "vit"}', "not a config.json of timm.*architecture"),
         (
             '{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": 3}}',

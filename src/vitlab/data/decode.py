@@ -150,7 +150,10 @@ def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
         return pixels
     low, high = levels
     if high > 255:
-        raise ImageError(path, f"8 bits a channel (color has no more), and data.range {low} {high} is of 16-bit gray")
+        raise ImageError(
+            path,
+            f"its values end at 255 (color of 16 bits is read as 8), and data.range {low} {high} is of 16-bit gray",
+        )
     return scale(np.arange(256), low, high)[pixels]
 
 

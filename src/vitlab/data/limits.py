@@ -12,6 +12,8 @@ MAX_SCANS = 64
 """Of a JPEG: each passes over the whole image. Encoders write 12 at most."""
 MAX_PARTS = 2**17
 """Chunks of a PNG, or segments of a JPEG before its pixels: Pillow takes microseconds for an empty one."""
+MAX_PROFILES = 16
+"""Of a PNG, which has one: Pillow decompresses each, a kilobyte to a megabyte."""
 MAX_COMMENTS = 100
 """Of a PPM in text: Pillow's time for them is quadratic."""
 MAX_COPIES = 16
@@ -42,9 +44,12 @@ def content_refusal(data: bytes) -> str | None:
     """Why a file is not decoded, whatever its size in pixels: what takes long, or much memory; None if it is."""
     parts, scans, exif = 0, 0, data
     if data.startswith(b"\x89PNG"):
-        at = 8
+        at, profiles = 8, 0
         while at < len(data) and parts <= MAX_PARTS:
+            profiles += data[at + 4 : at + 8] == b"iCCP"
             at, parts = at + 12 + int.from_bytes(data[at : at + 4], "big"), parts + 1
+        if profiles > MAX_PROFILES:
+            return f"{profiles:,} color profiles; a PNG has one: save it again"
     elif data.startswith(b"\xff\xd8\xff"):
         parts, scans, exif = _jpeg_parts(data)
     elif data[:2] in (b"P1", b"P2", b"P3") and data.count(b"#") > MAX_COMMENTS:

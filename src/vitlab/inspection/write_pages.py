@@ -69,14 +69,10 @@ def inspect_checkpoint(
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
     """
-    out = Path(out)
     for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise UserError(f"{name} is {value}; give at least 1.")
-    if resolved(out).is_file():
-        raise UserError(f"{out} is a file; give the name of a folder.")
-    if (out / "config.json").exists():  # its result.json would be overwritten
-        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
+    _check_out(out := Path(out))
     torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
@@ -106,6 +102,14 @@ def inspect_checkpoint(
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)
     return result
+
+
+def _check_out(out: Path) -> None:
+    """Raises UserError for a file, and for a folder in which something would be overwritten."""
+    if resolved(out).is_file():
+        raise UserError(f"{out} is a file; give the name of a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
 def report(

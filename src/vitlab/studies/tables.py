@@ -15,7 +15,7 @@ from vitlab.io import read_json
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.image_size import nearest_image_size
 from vitlab.recipes.finetune import TABLE4
-from vitlab.settings import from_dict
+from vitlab.settings import from_dict, read_fields
 
 NAMES = {
     "imagenet": "ImageNet",
@@ -104,7 +104,7 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
         row = ours.setdefault(checkpoint, {})
         if column in row:
             raise UserError(f"{folder} is a second result of {checkpoint} on {column}; give one folder for each.")
-        _check_protocol(run, name)
+        _check_protocol(run, name, column)
         row[column] = accuracy
     printed = {model: dict(zip(table.columns, row, strict=True)) for model, row in table.rows.items()}
     rows = [{"model": model, "": "here", **row} for model, row in ours.items()]
@@ -118,9 +118,9 @@ def _column(dataset: str) -> str:
 
 def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
     """The same as `_read`, of what `evaluate --json` printed for the model of a run."""
-    record = read_json(file)
-    keys = ("checkpoint", "dataset", "split", "accuracy")
-    if not isinstance(record, dict) or not record.keys() >= {*keys} or not isinstance(record["dataset"], str):
+    fields = {"checkpoint": str, "dataset": str, "split": str, "accuracy": float}
+    record = read_fields(read_json(file), fields, str(file))
+    if any(record.get(name) is None for name in fields):
         raise UserError(f"{file} is not what `vitlab evaluate RUN --dataset imagenet_real --json > {file}` writes.")
     if record["split"] != "test" or "full_size" in record:
         raise UserError(f"{file} is of a part of the test images; the table has all of them.")
@@ -129,12 +129,14 @@ def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
     return checkpoint, record["dataset"], f"{100 * record['accuracy']:.2f}", folder
 
 
-def _check_protocol(folder: Path, table: str) -> None:
-    """Raises UserError for a run that was not fine-tuned as those of the table (Table 4; `PaperTable.imagenet`)."""
+def _check_protocol(folder: Path, table: str, column: str) -> None:
+    """Raises UserError for a run that was not fine-tuned as those of the column (Table 4; `PaperTable.imagenet`)."""
     settings = json.loads((folder / "config.json").read_bytes())
     vtab = settings["command"] == "vtab"
-    column = "VTAB" if vtab else _column(settings["data"]["name"])
-    dataset = next(dataset for dataset, name in NAMES.items() if name == column)
+    own, tuned_on = "VTAB" if vtab else _column(settings["data"]["name"]), "ImageNet" if column == "ReaL" else column
+    if own != tuned_on:
+        raise UserError(f"{folder} was fine-tuned on {own}; the {column} of {table} is of runs on {tuned_on}.")
+    dataset = next(dataset for dataset, name in NAMES.items() if name == own)
     steps = TABLE4["vtab:TASK" if vtab else dataset][2]
     wanted: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
     wanted |= TABLES[table].imagenet if dataset == "imagenet" else {}

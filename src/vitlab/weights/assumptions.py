@@ -84,7 +84,7 @@ def shown_as(opened: str | Path, source: str | Path) -> Iterator[None]:
 
 
 def say_left_out(path: Path, origin: "Origin") -> None:
-    """Logs which tensors of a folder are not of the model."""
+    """Logs which tensors of a described checkpoint are not of the model."""
     if origin.left_out:
         say(f"{path}: {_left_out(origin)}.")
 

@@ -6,7 +6,7 @@ import importlib
 import logging
 import shutil
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -84,39 +84,44 @@ def load_model(
 
     Raises ValueError with what was given, what can be read, and what to do.
     """
-    import torch
-
-    from vitlab.models.config import LEARNED_POSITIONS
-    from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
     saved, state = _function("read", kind)(local, **_options(kind, local, image_size, assume))
-    config, state = adapt(
-        saved,
-        state,
-        image_size=image_size,
-        num_classes=num_classes,
-        reset_head=reset_head,
-        pre_logits=pre_logits,
-        head_bias=head_bias,
-        interpolation=interpolation,
-        in_chans=in_chans,
-        pool=pool,
-    )
-    if config.kind == "vit" and config.position in LEARNED_POSITIONS and config.grid != saved.grid:
-        if dynamic_image_size:
-            raise UserError(
-                f"image_size={image_size} interpolates the position embeddings of {path} once, and "
-                f"dynamic_image_size=True would do so again for every image: leave out one of the two."
-            )
-        dynamic_image_size = False
+    shape: dict[str, Any] = {"image_size": image_size, "interpolation": interpolation, "in_chans": in_chans}
+    head = {"num_classes": num_classes, "reset_head": reset_head, "pre_logits": pre_logits, "head_bias": head_bias}
+    config, state = adapt(saved, state, **shape, **head, pool=pool)
     rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
-    config = _with_options(path, config, rates | {"dynamic_image_size": dynamic_image_size})
+    dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
+    config = _with_options(path, config, rates | {"dynamic_image_size": dynamic})
+    return _build(config, _finite_floats(path, state)).to(device).eval()
+
+
+def _dynamic_image_size(
+    path: Path | str, saved: "ModelConfig", config: "ModelConfig", given: bool | None
+) -> bool | None:
+    """The setting of the model: position embeddings that were interpolated once are not interpolated again."""
+    from vitlab.models.config import LEARNED_POSITIONS
+
+    if config.kind != "vit" or config.position not in LEARNED_POSITIONS or config.grid == saved.grid:
+        return given
+    if given:
+        raise UserError(
+            f"image_size={config.image_size} interpolates the position embeddings of {path} once, and "
+            f"dynamic_image_size=True would do so again for every image: leave out one of the two."
+        )
+    return False
+
+
+def _build(config: "ModelConfig", state: "Mapping[str, Tensor]") -> "Model":
+    import torch
+
+    from vitlab.models.vit import build_model
+
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
         model = build_model(config)
-    model.load_state_dict(_finite_floats(path, state), assign=True)
-    return model.to(device).eval()
+    model.load_state_dict(state, assign=True)
+    return model
 
 
 def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
@@ -254,8 +259,6 @@ def convert(
     Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that
     the format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
     """
-    from vitlab.weights.folder import check_replaceable
-
     if to not in MODULES:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, MODULES))}.")
     destination = Path(destination)
@@ -264,24 +267,39 @@ def convert(
         raise UserError(f"key={key!r} chooses the weights in a pickle, and {source} is none; leave it out.")
     _check_destination(Path(source) if pickled else find_checkpoint(source)[1], source, destination, to)
     final = destination if to == "google" else resolved(destination)  # so that "." has a name
-    with contextlib.ExitStack() as stack:
-        opened = source
-        if pickled:
-            from vitlab.weights.pickled import unpickle
+    unpickling = _unpickled(Path(source), final, key, log) if pickled else contextlib.nullcontext(source)
+    options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool, "assume": assume}
+    with unpickling as opened, shown_as(opened, source):
+        model = load_model(opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options)
+        metadata = _of_outputs(load_metadata(opened, image_size=image_size, assume=assume), model)
+    if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
+        metadata["source"] = str(source)  # else it is a copy of what is on a hub
+    if to != "vitlab" and (levels := metadata["preprocessing"]["range"]):
+        logger.warning(
+            "%s is without the range of the images (black at %d, white at %d of a file's values), which the format of "
+            "%s cannot say: give it images with values from 0 to 255, scaled so, or use --to vitlab",
+            *(destination, *levels, to),
+        )
+    difference = _write_compared(model, metadata, final, destination, to)
+    parameters = model.config.num_parameters
+    return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
 
-            unpickled = stack.enter_context(temporary_folder(final, Path(source).stat().st_size))
-            opened = unpickle(Path(source), unpickled / "unpickled", key, log)
-        options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool, "assume": assume}
-        with shown_as(opened, source):
-            model = load_model(
-                opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options
-            )
-            metadata = _of_outputs(load_metadata(opened, image_size=image_size, assume=assume), model)
-        if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
-            metadata["source"] = str(source)  # else it is a copy of what is on a hub
-        parameters = model.config.num_parameters
-        replacing = temporary_folder if to == "google" else replacing_folder
-        folder = stack.enter_context(replacing(final, 4 * parameters))
+
+@contextlib.contextmanager
+def _unpickled(source: Path, final: Path, key: str | None, log: Callable[[str], None]) -> Iterator[Path]:
+    """The weights in a pickle, in a temporary folder beside the destination."""
+    from vitlab.weights.pickled import unpickle
+
+    with temporary_folder(final, source.stat().st_size) as folder:
+        yield unpickle(source, folder / "unpickled", key, log)
+
+
+def _write_compared(model: "Model", metadata: dict[str, Any], final: Path, destination: Path, to: Format) -> float:
+    """Writes to `final` what is read back as the same model; returns the difference of the outputs."""
+    from vitlab.weights.folder import check_replaceable
+
+    replacing = temporary_folder if to == "google" else replacing_folder
+    with replacing(final, 4 * model.config.num_parameters) as folder:
         new = folder / "new" / final.name  # model cards have the name of their folder
         _function("write", to)(model, new, metadata)
         if to != "google":
@@ -295,7 +313,7 @@ def convert(
             for file in new.iterdir():
                 file.replace(folder / file.name)
             shutil.rmtree(folder / "new")
-    return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
+    return difference
 
 
 def _check_destination(local: Path, source: Path | str, destination: Path, to: Format) -> None:

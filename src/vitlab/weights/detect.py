@@ -19,6 +19,7 @@ Format = Literal["google", "vitlab", "timm", "huggingface"]
 HUBS = ("hub:", "timm:")
 """What the name of a checkpoint on a hub begins with."""
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".pth.tar", ".pt.tar")
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 NOT_WEIGHTS = re.compile("optim|sched|scaler|rng_state|training_args")
 """In the names of the pickles that trainers write beside the weights."""
 READABLE = (
@@ -29,6 +30,7 @@ DOWNLOADED = (
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    OPEN_CLIP_CONFIG,
     "*.safetensors.index.json",
     "*.safetensors",
     "*.npz",
@@ -86,6 +88,9 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
         return "vitlab", folder / "model"
     names = {path.name for path in folder.iterdir()}
     has_weights = not names.isdisjoint({"model.safetensors", "model.safetensors.index.json"})
+    bare = [folder / name for name in names if name.endswith(".safetensors")]
+    if OPEN_CLIP_CONFIG in names and not has_weights and len(bare) == 1:
+        return "timm", bare[0]
     pickles = sorted(name for name in names if name.endswith(PICKLED))
     if pickles and not (has_weights and "config.json" in names):
         what = f"{folder} holds no weights with their config.json but pickles ({first_ten(pickles)})"
@@ -96,7 +101,6 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
             f"again to finish it."
         )
     if "config.json" not in names:
-        bare = [folder / name for name in names if name.endswith(".safetensors")]
         if len(bare) == 1:
             return "timm", bare[0]
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")

@@ -251,10 +251,13 @@ def _write_onnx(
     preprocessing: Preprocessing | None,
 ) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses; `options` are those of torch."""
+    asked = options["opset_version"]
+    options["opset_version"] = asked and max(asked, 18)  # ONNX's own conversion to 17 fails at means
     written = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["images"], **options)
     assert written is not None
-    if (asked := options["opset_version"]) not in (None, used := written.model.opset_imports[""]):
-        raise UserError(f"torch cannot write this model with opset {asked}; its first is {used}: give that one.")
+    if asked == 17:
+        _lower_to_opset_17(written)
+    used = written.model.opset_imports[""]
     _name_axes_of_padding(written)
     if preprocessing is not None:
         height, width = json.loads(metadata["image_size"])
@@ -264,6 +267,28 @@ def _write_onnx(
     written.model.metadata_props.update(metadata)
     written.save(path)
     return used
+
+
+def _lower_to_opset_17(written: torch.onnx.ONNXProgram) -> None:
+    """Writes what 18 has changed as in 17: the axes of a mean are an attribute, and parts are equal without saying so.
+
+    Raises UserError for any other operator that differs.
+    """
+    import onnx
+    import onnx_ir
+
+    for node in written.model.graph.all_nodes():
+        old, new = (onnx.defs.get_schema(node.op_type, version).since_version for version in (17, 18))
+        if node.op_type == "ReduceMean":
+            axes: Any = node.inputs[1]
+            node.attributes["axes"] = onnx_ir.AttrInt64s("axes", axes.const_value.numpy().tolist())
+            node.attributes.pop("noop_with_empty_axes", None)
+            node.resize_inputs(1)
+        elif node.op_type == "Split":
+            node.attributes.pop("num_outputs", None)
+        elif old != new and not (node.op_type == "Pad" and len(node.inputs) < 4):  # the fourth are its axes
+            raise UserError(f"this model cannot be written with opset 17, whose {node.op_type} differs; give 18.")
+    written.model.opset_imports[""] = 17
 
 
 def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:

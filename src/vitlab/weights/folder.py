@@ -248,7 +248,7 @@ def read_settings(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) 
     """The JSON object in a file, with its `fields` as `read_fields` checks them."""
     try:
         settings = read_json(path)
-    except (OSError, UserError) as error:
+    except OSError as error:
         raise UserError(f"{path} cannot be read ({error}); get the file again.") from error
     if not isinstance(settings, dict):
         raise UserError(f"{path} does not hold a JSON object; get the file again.")

@@ -1,6 +1,6 @@
 """The types of everything that is read from the JSON files of checkpoints, for `vitlab.settings.read_fields`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -51,6 +51,29 @@ HUGGINGFACE_IMAGES: dict[str, Any] = {
     "image_std": tuple[PositiveFloat, ...],
 }
 """preprocessor_config.json."""
+
+# ---------------------------------------------------------------------------------------------------- open_clip
+
+OPEN_CLIP: dict[str, Any] = {
+    "model_cfg": {
+        "quick_gelu": bool,
+        "vision_cfg": {
+            "image_size": _SIDES,
+            **dict.fromkeys(("width", "head_width"), PositiveInt),
+            **dict.fromkeys(("timm_model_name", "timm_pool"), str),
+            "pool_type": Literal["tok", "avg"],
+            "final_ln_after_pool": bool,
+            "norm_kwargs": {"eps": PositiveFloat},
+            "act_kwargs": {"approximate": Literal["none", "tanh"]},
+        },
+    },
+    "preprocess_cfg": {
+        **dict.fromkeys(("interpolation", "resize_mode"), str),
+        "mean": tuple[float, ...],
+        "std": tuple[PositiveFloat, ...],
+    },
+}
+"""open_clip_config.json."""
 
 # --------------------------------------------------------------------------------------------------------- timm
 

@@ -144,6 +144,8 @@ class Origin:
     """LayerNorm's; None is what follows from the rest."""
     antialias: bool = True
     """Whether positions are resampled with antialiasing."""
+    described: Mapping[str, Any] = field(default_factory=dict)
+    """What a file beside it says, by the names of `Assumptions`, `image_size` and timm's `architecture`."""
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     """Tensors of the file that are not of this model."""

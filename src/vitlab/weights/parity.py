@@ -47,6 +47,11 @@ def check_parity(
             theirs = found[name]
             if ours.shape != theirs.shape:
                 raise ParityError(f"the {name} of {what} are {list(theirs.shape)} instead of {list(ours.shape)}.")
+            if not ours.isfinite().all():
+                raise ParityError(
+                    f"the model's {name} are not finite for random images, so that {what} cannot be compared: its "
+                    f"weights are too large for float32. Take an earlier checkpoint."
+                )
             # An untrained head returns zeros: then the other has to return them as well.
             error = float((ours - theirs).abs().max() / ours.square().mean().sqrt().clamp(min=1e-12))
             if not error <= tolerance:

@@ -30,6 +30,7 @@ from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, say_a
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
 from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
 from vitlab.weights.model_card import model_card
+from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
 from vitlab.weights.timm_architectures import (
     ACTIVATIONS,
@@ -122,7 +123,7 @@ def read_timm(
     path, assume = Path(path), assume or Assumptions()
     where, settings, tensors, origin = _open(path, read_safetensors, image_size, assume)
     config = infer_config(where, tensors, settings)
-    if path.is_dir():
+    if path.is_dir() or origin.described:
         say_left_out(path, origin)
     else:
         prepared = assumed_preprocessing(origin, config, settings.mean, settings.std)
@@ -162,33 +163,50 @@ def _open(
     path: Path, read: Callable[[Path], dict[str, Tensor]], image_size: ImageSize | None, assume: Assumptions
 ) -> tuple[str, TimmConfig, dict[str, Tensor], Origin]:
     """What to call the checkpoint, its settings, its tensors by timm's names, and where they come from."""
-    is_folder = path.is_dir()
-    settings = TimmConfig.read(path / CONFIG) if is_folder else TimmConfig()
-    where = f"{path} ({settings.architecture})" if settings.architecture else str(path)
-    try:
-        check_architecture(settings.architecture)
-    except UserError as error:
-        raise UserError(f"{where}: {error} {SUPPORTED}") from error
-    tensors, origin = to_timm_names(where, read(path / WEIGHTS if is_folder else path), assume.prefix)
-    if not is_folder:
-        mean, std = origin.images.mean_std
-        size = image_size or (None if "pos_embed" in tensors else origin.images.size)
-        args = {
-            "num_heads": assume.heads,
-            "act_layer": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == assume.gelu), None),
-        }
-        settings = TimmConfig(
-            args={**origin.args} | {name: value for name, value in args.items() if value is not None},
-            pool="avg" if assume.pool == "gap" else assume.pool,
-            image_hw=None if size is None else pair(size),
-            mean=tuple(assume.mean or mean),
-            std=tuple(assume.std or std),
-            eps=assume.layer_norm_eps or origin.eps,
-            antialias=origin.antialias,
-        )
+    if path.is_dir():
+        settings = TimmConfig.read(path / CONFIG)
+        where = _checked_name(path, settings.architecture)
+        tensors, origin = to_timm_names(where, read(path / WEIGHTS), assume.prefix)
+    else:
+        tensors, origin = to_timm_names(str(path), read(path), assume.prefix)
+        origin = describe_open_clip(path, origin, tensors)
+        settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
+        where = _checked_name(path, settings.architecture)
     if not settings.architecture:
         check_bare(where, tensors)
     return where, settings, rename_eva(tensors), origin
+
+
+def _checked_name(path: Path, architecture: str) -> str:
+    """What to call a checkpoint. Raises UserError for an architecture that computes something else."""
+    where = f"{path} ({architecture})" if architecture else str(path)
+    try:
+        check_architecture(architecture)
+    except UserError as error:
+        raise UserError(f"{where}: {error} {SUPPORTED}") from error
+    return where
+
+
+def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:
+    """The settings of a file without config.json: what is given, what lies beside it says, what its names show."""
+    known = {**origin.described, **assume.given()}
+    mean, std = origin.images.mean_std
+    size = known.get("image_size") or image_size or (None if has_table else origin.images.size)
+    gelu, pool = known.get("gelu"), known.get("pool")
+    args = {
+        "num_heads": known.get("heads"),
+        "act_layer": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == gelu), None),
+    }
+    return TimmConfig(
+        architecture=known.get("architecture", ""),
+        args={**origin.args} | {name: value for name, value in args.items() if value is not None},
+        pool="avg" if pool == "gap" else pool,
+        image_hw=None if size is None else pair(size),
+        mean=tuple(known.get("mean", mean)),
+        std=tuple(known.get("std", std)),
+        eps=known.get("layer_norm_eps", origin.eps),
+        antialias=origin.antialias,
+    )
 
 
 def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
