@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import keep_classes
+from vitlab.data.classes import keep_classes, warn_of_similar_names
 from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
@@ -148,6 +148,7 @@ def load_dataset(
         )
     if custom:
         _warn_of_small_classes(dataset)
+        warn_of_similar_names(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
 
 
