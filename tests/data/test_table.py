@@ -165,7 +165,7 @@ def test_shards_hold_several_labels(tmp_path: Path) -> None:
     assert written == expected
 
 
-def test_a_run_on_several_labels(tmp_path: Path) -> None:
+def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It learns all of them: images are red, green, both or neither."""
     rows, random = [], np.random.default_rng(0)
     for i in range(60):
@@ -188,6 +188,10 @@ def test_a_run_on_several_labels(tmp_path: Path) -> None:
     outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     record = outcome.result["test"]
     assert record["mean_average_precision"] > 0.95
+    shown = capsys.readouterr().err
+    assert "top label right" in shown
+    assert "val_mean_average_precision" in shown
+    assert "acc" not in shown
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("val_mean_average_precision" in line for line in lines)
     again = evaluate_checkpoint(tmp_path / "run", name, options=EvalOptions(batch_size=4, device="cpu"))
