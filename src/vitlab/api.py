@@ -24,8 +24,7 @@ from vitlab.evaluation.predict import predict as predict_images
 from vitlab.evaluation.sources import ImageSource
 from vitlab.inspection.page import data_uri
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
-from vitlab.pipelines.finished_run import run_folders
-from vitlab.pipelines.inspect import as_text, inspect_checkpoint
+from vitlab.pipelines.inspect import as_text, default_out, inspect_checkpoint
 from vitlab.recipes import FINETUNE
 from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
 from vitlab.settings import nearest
@@ -110,7 +109,8 @@ def predict(
     cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
     missing paths and for arrays of other types, shapes and ranges; those of an iterator have their `error`.
     """
-    sources: Any = [images] if isinstance(images, get_args(ImageSource)) else images
+    several = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
+    sources: Any = images if several else [images]
     return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
 
 
@@ -140,7 +140,7 @@ def inspect(
     `options` are those of `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
-    out = Path(out) if out is not None else Path(path if run_folders(path) else "") / "inspect"
+    out = Path(out) if out is not None else default_out(path)
     result = inspect_checkpoint(path, [str(source) for source in sources], out, **options)
     return Inspected(result, out)
 

@@ -82,7 +82,9 @@ def _expand(source: ImageSource, count: int) -> Iterator[tuple[str, ImageSource]
     elif isinstance(source, (bytes, bytearray, io.IOBase, Image.Image)):
         yield name, source
     else:
-        raise UserError(f"{name} is a {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor.")
+        raise UserError(
+            f"{name} is of the type {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor."
+        )
 
 
 def _files(source: str) -> Iterator[tuple[str, str | Path]]:
@@ -97,6 +99,8 @@ def _files(source: str) -> Iterator[tuple[str, str | Path]]:
         yield from ((str(file), file) for file in files)
     elif path.exists():  # anything but a regular file is an error of its reader
         yield str(path), path
+    elif "://" in source:
+        raise UserError(f"{quoted(source)} cannot be downloaded; give an address of http(s), s3, gs or hf, or a file.")
     elif glob.has_magic(source):
         matches = sorted(glob.glob(source, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
         if "**" in source:  # which matches folders and all in them
