@@ -29,7 +29,7 @@ from vitlab.evaluation.masked import (
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.summary import format_evaluation
-from vitlab.pipelines.splits import Splits, load_splits, with_measured_range
+from vitlab.pipelines.splits import Splits, load_splits, require_readable_classes, with_measured_range
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
@@ -98,6 +98,8 @@ def pretrain(
     splits = load_splits(config.data, world, config.loss == "sigmoid")
     if config.masking is None:
         require_two_classes(splits.train)
+        if config.data.on_error == "skip":
+            require_readable_classes(splits.train, world)
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)
