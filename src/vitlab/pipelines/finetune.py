@@ -142,7 +142,6 @@ def sweep_and_finetune(
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
     job = _without_unreadable(_plan(job, workdir, budget, started, automatic), automatic)
     config = job.config
-    log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
 

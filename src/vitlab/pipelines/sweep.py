@@ -224,6 +224,7 @@ class FinetuneJob(JobInputs):
         `workdir`/result.json."""
         settings = run_settings("finetune", self.init_id, self.splits, self.config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
+            self.log(f"settings: {workdir / 'config.json'}")
             if not folder.finished:
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
                 folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
