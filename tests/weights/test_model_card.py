@@ -148,9 +148,10 @@ def test_hostile_names_end_neither_a_title_nor_the_front_matter(folder: Path) ->
 
 
 def test_a_hostile_name_quotes_no_other(folder: Path) -> None:
-    card = RUN | {"classes": ["a\x1bb", "b", "c", "d", "e"]}
+    card = several_labels() | {"classes": ["a\x1bb", "$b", "c", "d", "e"]}
     text = model_card("vitlab", folder / "ours", load_model("ours").config, card)
-    assert "| classes | a\\\\x1bb, b, c, d, e |" in text
+    assert r"| classes | a\\x1bb, \$b, c, d, e |" in text
+    assert r"| a\\x1bb 0.125, \$b 0.125, c 0.125, " in text
 
 
 @pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])

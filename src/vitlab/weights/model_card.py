@@ -23,7 +23,7 @@ ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]])", r"\\\1", quoted(str(value)))
+ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]$])", r"\\\1", quoted(str(value)))
 
 
 def model_card(
