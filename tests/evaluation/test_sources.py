@@ -52,6 +52,7 @@ def planes(dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         torch.stack([planes(torch.float64)] * 2),
         encoded(),
         bytearray(encoded()),
+        memoryview(encoded()),
         io.BytesIO(encoded()),
         Image.open(io.BytesIO(encoded())),
     ],
