@@ -103,6 +103,14 @@ def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Seq
     logger.warning("%s; nothing is measured on it", text)
 
 
+def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
+    """Logs classes without an image among those that were `read`, int [n]; the others were skipped."""
+    if len(read) < len(dataset):
+        skipped = np.setdiff1d(np.arange(len(dataset)), read).tolist()
+        failures = [(index, dataset.path(index), "it is skipped") for index in skipped]
+        require_classes_left(dataset, dataset.take(read), failures, train=False)
+
+
 def warn_of_similar_names(dataset: Dataset) -> None:
     """Logs classes whose names differ in upper and lower case and in spaces alone."""
     alike = collections.defaultdict[str, list[str]](list)
