@@ -195,7 +195,7 @@ def test_unreadable_images_are_skipped_and_not_cached(
 def test_a_class_of_which_all_is_skipped_is_said(
     model: ViT, files: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read, lost = Entry.read, {files.entries[i].file for i in np.flatnonzero(files.labels == 1)}
+    read, lost = Entry.read, {files.entries[i].file for i in np.flatnonzero(files.labels == 1).tolist()}
 
     def failing(entry: Entry, levels: Any = None) -> np.ndarray:
         if entry.file in lost:
