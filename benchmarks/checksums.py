@@ -44,7 +44,7 @@ RUNS = {  # name of the run and of its folder -> its command
     "masked-downsized": f"pretrain tiny-masked-digits --steps 3 --masking.target downsized {SAME}",
     "masked-regression": f"pretrain tiny-masked-digits --steps 3 --masking.target regression {SAME}",
     "sgd": f"{DIGITS} --optim.name sgd --optim.lr 0.1 --optim.schedule linear --optim.end-lr 1e-5 --mixup 0 "
-    "--optim.cooldown-steps 2 --label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2 --seed 3",
+    "--label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2 --seed 3",
     "sigmoid": f"{DIGITS} --loss sigmoid --model.pool map --model.head-bias -6.9 --model.position sincos2d "
     "--optim.decay-on kernels --model.representation-size 24 --model.gelu tanh --data.crop none --data.flip",
     "tokens": f"{DIGITS} --model.pool token --model.registers 2 --model.distilled --model.layer-scale 0.1 "

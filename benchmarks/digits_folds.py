@@ -25,8 +25,8 @@ from sklearn.model_selection import StratifiedKFold
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
-from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
+from vitlab.runs.pretrain import pretrain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from finetune_peers_data import draw
 from tyro.conf import Positional
 
 from vitlab.config import FinetuneConfig, OptimConfig
-from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.recipes.finetune import staged
 
 SGD = OptimConfig(name="sgd", lr=0.01, momentum=0.9, clip_norm=1.0)
@@ -43,9 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "quarter of the weights, no sweep": {**LS, "optim": ADAMW, "head_views": 4, "alpha": 0.25},
     "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
     "default, search": {**LS, **SEARCH, "head_views": 4},
-    "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},
 }
-"""Fields of FinetuneConfig; `sweep_steps` is a fraction of the steps."""
+"""Fields of FinetuneConfig."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +70,10 @@ def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> Fine
     changes = dict(VARIANTS[variant])
     changes.setdefault("optim", ADAMW)
     changes["optim"] = dataclasses.replace(changes["optim"], warmup_steps=steps // 10)
-    if "sweep_steps" in changes:
-        changes["sweep_steps"] = max(round(changes["sweep_steps"] * steps), 1)
     plain = {"learning_rates": (), "head": None, "head_views": None, "steps": steps, "batch_size": 32, "seed": seed}
     plain |= {"alpha": 1.0 if "head" in changes and "learning_rates" not in changes else None}
     data = dataclasses.replace(base.data, name=f"folder:{folder}")
-    return dataclasses.replace(base, **{**plain, "data": data, "automatic": ("preprocessing",), **changes})
+    return dataclasses.replace(base, **{**plain, "data": data, **changes})
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
@@ -107,6 +104,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as work:
                     config = make_config(given, variant, folder, seed)
                     options: dict[str, Any] = {"image_size": given.image_size, "tensorboard": False}
+                    options["open_settings"] = ("data.eval_resize", "data.eval_interpolation")
                     result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
                 row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
                 row |= {name: result["test"][name] for name in ("loss", "expected_calibration_error")}

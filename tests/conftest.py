@@ -33,7 +33,7 @@ settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=
 settings.load_profile("vitlab")
 
 
-LONGEST = ("test_cli", "studies", "train", "pipelines", "test_bombs", "commands")
+LONGEST = ("test_cli", "studies", "train", "runs", "finetuning", "test_bombs", "commands")
 """Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import Outcome
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from PIL import Image
 import vitlab
 from vitlab.api import Predictions
 from vitlab.evaluation.options import ModelOptions
+from vitlab.finetuning.protocol import Finetuned
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import Finetuned
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "quickstart.ipynb"
 
@@ -145,11 +145,13 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
 
 
 def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They keep the data set; those of the recipe stay automatic."""
+    """They keep the data set; what the recipe leaves open stays open."""
     configs: list[Any] = []
+    left_open: list[set[str]] = []
 
-    def finetune(checkpoint: str, config: Any, folder: Path, **_: Any) -> Finetuned:
+    def finetune(checkpoint: str, config: Any, folder: Path, open_settings: set[str], **_: Any) -> Finetuned:
         configs.append(config)
+        left_open.append(open_settings)
         return Finetuned(config, {}, folder)
 
     monkeypatch.setattr("vitlab.api.sweep_and_finetune", finetune)
@@ -161,6 +163,6 @@ def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatc
         vitlab.finetune(None, name, data=data)
     own, named = configs
     assert own.data == dataclasses.replace(recipe, name="folder:x", crop="none", on_error="skip")
-    assert {"preprocessing", "part"} <= set(own.automatic)
+    assert {"data.eval_resize", "data.part"} <= left_open[0]
     assert (named.data.name, named.data.on_error, named.data.part) == ("digits", "raise", 0.5)
-    assert not {"preprocessing", "part"} & set(named.automatic)
+    assert not {"data.eval_resize", "data.part"} & left_open[1]

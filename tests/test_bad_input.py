@@ -12,7 +12,7 @@ from PIL import Image
 from program import call
 
 import vitlab.evaluation.predict
-import vitlab.pipelines.inspect
+import vitlab.inspection.write_pages
 from vitlab.data import registry
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
@@ -202,7 +202,7 @@ def test_bad_input(
     if words not in NEEDS_DATA:
         monkeypatch.setattr(registry, "digits_splits", read)
         monkeypatch.setattr("vitlab.data.vtab.tasks.load_task", read)
-        for module in (vitlab.evaluation.predict, vitlab.pipelines.inspect):
+        for module in (vitlab.evaluation.predict, vitlab.inspection.write_pages):
             monkeypatch.setattr(module, "find_images", read)
     monkeypatch.chdir(bad_input_folder)
     monkeypatch.setenv("COLUMNS", "200")

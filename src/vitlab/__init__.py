@@ -7,7 +7,7 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from vitlab import app, data, evaluation, inspection, models, pipelines, recipes, train, weights
+    from vitlab import app, data, evaluation, inspection, models, recipes, runs, train, weights
     from vitlab.api import evaluate, finetune, inspect, predict
     from vitlab.config import DataConfig, OptimConfig, TrainConfig
     from vitlab.data.registry import load_dataset
@@ -19,7 +19,7 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-SUBPACKAGES = ("app", "data", "evaluation", "inspection", "models", "pipelines", "recipes", "train", "weights")
+SUBPACKAGES = ("app", "data", "evaluation", "inspection", "models", "recipes", "runs", "train", "weights")
 NAMES = {
     "api": "evaluate finetune inspect predict",
     "config": "DataConfig OptimConfig TrainConfig",
@@ -35,7 +35,7 @@ MODULE_OF = {name: f"vitlab.{module}" for module, names in NAMES.items() for nam
 __all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "ViT", "ViTConfig"]
 __all__ += ["convert", "create_model", "evaluate", "finetune", "get_config", "inspect", "list_models"]
 __all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "save_model"]
-__all__ += ["app", "data", "evaluation", "inspection", "models", "pipelines", "recipes", "train", "weights"]
+__all__ += ["app", "data", "evaluation", "inspection", "models", "recipes", "runs", "train", "weights"]
 
 
 if not typing.TYPE_CHECKING:  # or a type checker would take any name for a public one

@@ -22,11 +22,11 @@ from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
 from vitlab.evaluation.sources import ImageSource
+from vitlab.finetuning.protocol import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.inspection.page import data_uri
-from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
-from vitlab.pipelines.inspect import as_text, default_out, inspect_checkpoint
-from vitlab.recipes import FINETUNE
-from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
+from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
+from vitlab.recipes import FINETUNE, OPEN, resolve
+from vitlab.recipes.resolve import changes
 from vitlab.settings import nearest
 from vitlab.weights.recommended import DEFAULT
 
@@ -58,20 +58,22 @@ def finetune(
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
-    given = set(settings) - {"optim"} | ({"image_size"} if image_size is not None else set())
-    if "optim" in settings:
-        given |= {"optim.warmup_steps"} if budget is None else set()
-        given |= {"optim.lr"} if not settings.get("learning_rates") else set()
-    check_given(given, budget is not None)
-    config = without_replaced(FINETUNE[recipe](), given)
-    data = with_dataset(data or config.data, dataset)
-    names = (field.name for field in dataclasses.fields(DataConfig))
-    given |= {f"data.{name}" for name in names if getattr(data, name) != getattr(config.data, name)}
-    config = settle(dataclasses.replace(config, data=data, **settings), given)
-    folder = default_workdir(dataset) if workdir is None else workdir
+    config = FINETUNE[recipe]()
+    given: dict[str, Any] = dict(settings)
+    if (optim := given.pop("optim", None)) is not None:
+        given |= {f"optim.{name}": value for name, value in vars(optim).items()}
+        if settings.get("learning_rates"):
+            del given["optim.lr"]
+        if budget is not None:
+            del given["optim.warmup_steps"]
+    named = dataclasses.replace(data or config.data, name=config.data.name)
+    given |= {f"data.{name}": value for name, value in changes(config.data, named)} | {"data.name": dataset}
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
+    resolved = resolve(config, given, OPEN.get(recipe, ()), budget=budget is not None)
+    folder = default_workdir(dataset) if workdir is None else workdir
     options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}
-    return sweep_and_finetune(checkpoint or DEFAULT, config, folder, **options)
+    options["open_settings"] = resolved.open_settings
+    return sweep_and_finetune(checkpoint or DEFAULT, resolved.config, folder, **options)
 
 
 def evaluate(

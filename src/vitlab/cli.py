@@ -10,10 +10,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
-
 from vitlab.commands import COMMANDS, command_type, discard
-from vitlab.commands.settings import Arguments, check_settings, with_recipe
+from vitlab.commands.settings import parse_command
 from vitlab.errors import DISK_FULL, RunError, UserError, printable
 from vitlab.io import check_output
 from vitlab.ranks import is_rank_0, world_size
@@ -49,14 +47,12 @@ def parse(argv: Sequence[str]) -> Any:
             f"`vitlab {name}` runs in one process, and torchrun has started {processes}; start it "
             f"without torchrun. Several processes run {', '.join(DISTRIBUTED)}."
         )
-    arguments = Arguments(words)
-    kind = with_recipe(name, command_type(name), arguments)
-    if arguments.flags & HELP:
-        from vitlab.commands.help import print_help
+    if HELP & set(words):
+        from vitlab.commands.help import command_help
 
-        print_help(name, kind, show_all="--help-all" in arguments.flags)
-    command: Any = tyro.cli(kind, args=arguments.words, prog=f"vitlab {name}", description=kind.__doc__)
-    return check_settings(name, command, arguments)
+        print(command_help(name, command_type(name), words), flush=True)
+        raise SystemExit(0)
+    return parse_command(name, command_type(name), words)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

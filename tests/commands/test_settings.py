@@ -6,7 +6,8 @@ import pytest
 
 from vitlab.cli import parse
 from vitlab.config import FewShotConfig
-from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.recipes import FINETUNE, OPEN, PRETRAIN, resolve
+from vitlab.recipes.finetune import staged
 
 
 def config_of(words: str) -> Any:
@@ -22,7 +23,12 @@ def test_recipe_gives_the_defaults(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", FINETUNE)
 def test_recipe_gives_the_defaults_of_finetuning(recipe: str) -> None:
     command: Any = parse(["finetune", "model.npz", "--recipe", recipe])
-    assert (command.checkpoint, command.recipe, command.config) == ("model.npz", recipe, FINETUNE[recipe]())
+    assert (command.checkpoint, command.recipe, command.open_settings) == (
+        "model.npz",
+        recipe,
+        {*OPEN.get(recipe, ())},
+    )
+    assert command.config == resolve(FINETUNE[recipe]()).config
 
 
 def test_settings_override_the_recipe() -> None:
@@ -46,25 +52,15 @@ def test_data_set_of_finetuning(words: str, name: str, root: str | None, on_erro
     assert (data.name, data.root, data.on_error) == (name, root, on_error)
 
 
-@pytest.mark.parametrize(
-    ("words", "automatic"),
-    [
-        ("--recipe custom", "steps warmup_steps mixup batch_size sweep_steps image_size preprocessing loss"),
-        ("--recipe custom --steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing loss"),
-        (
-            "--epochs 1 --optim.warmup_steps 3 --batch-size 8 --image-size 32 --data.eval-resize 9 --runs 2",
-            "mixup sweep_steps loss learning_rates held_out head_views part min_area",
-        ),
-        ("--automatic steps mixup --steps 3", "mixup"),
-        ("--automatic refit runs --no-refit", "runs"),
-    ],
-)
-def test_a_flag_is_not_automatic(words: str, automatic: str) -> None:
-    assert config_of(f"finetune m --dataset digits {words}").automatic == tuple(automatic.split())
+def test_flags_are_given_settings() -> None:
+    command: Any = parse(["finetune", "m", "--dataset", "digits", "--steps", "7", "--mixup=0.2", "--data.no-flip"])
+    assert {"steps", "mixup"}.isdisjoint(command.open_settings)
+    assert command.open_settings == resolve(staged(), {"steps": 7, "mixup": 0.2}, OPEN["staged"]).open_settings
+    assert (command.config.data.flip, command.config.data.name) == (False, "digits")
 
 
 def test_a_budget_chooses_the_steps() -> None:
-    with pytest.raises(ValueError, match="--budget chooses the number of steps; leave out --epochs, --sweep-steps"):
+    with pytest.raises(ValueError, match="budget chooses the number of steps; leave out epochs, sweep_steps"):
         config_of("finetune m --dataset digits --budget 5m --epochs 3 --sweep-steps 2")
 
 
@@ -80,11 +76,6 @@ def test_a_budget_chooses_the_steps() -> None:
 def test_learning_rates(words: str, rates: tuple[float, ...], rate: float) -> None:
     config = config_of(f"finetune m {words}")
     assert (config.learning_rates, config.optim.lr) == (rates, rate)
-
-
-def test_steps_and_epochs_replace_each_other() -> None:
-    steps, epochs = config_of("pretrain jft --steps=7"), config_of("pretrain jft --epochs 0.5")
-    assert (steps.steps, steps.epochs, epochs.steps, epochs.epochs) == (7, None, None, 0.5)
 
 
 def test_settings_together_with_their_switches() -> None:

@@ -82,7 +82,6 @@ def test_every_class_is_documented_and_checked() -> None:
         (TrainConfig, "precision", ("fp16",)),
         (FinetuneConfig, "learning_rates", ((0.1, 0.0), (0.1, INF))),
         (FinetuneConfig, "held_out", (0.0, 1.0)),
-        (FinetuneConfig, "automatic", (("size",),)),
         (FewShotConfig, "shots", ((5, 0), 5)),
         (MaskingConfig, "target", ("color",)),
     ],

@@ -17,7 +17,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.predict import predict
 from vitlab.models import ViTConfig
-from vitlab.pipelines.pretrain import pretrain
+from vitlab.runs.pretrain import pretrain
 from vitlab.weights import load_checkpoint
 
 VALUES = np.array([[20, 40, 70, 100, 200]])

@@ -24,10 +24,11 @@ from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions
 from vitlab.evaluation.predict import predict
 from vitlab.evaluation.predictions import read_predictions
+from vitlab.inspection.write_pages import report
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.inspect import report
-from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
-from vitlab.pipelines.splits import Splits, drop_unreadable
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import PREDICTIONS
+from vitlab.runs.splits import Splits, drop_unreadable
 
 
 def table(folder: Path, text: str, *, name: str = "labels.csv", images: bool = True) -> str:

@@ -29,8 +29,9 @@ from vitlab.evaluation.accuracy import (
 from vitlab.evaluation.calibration import calibrate
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
-from vitlab.pipelines.pretrain import PREDICTIONS, Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import PREDICTIONS, Outcome
 from vitlab.train.distributed import init_distributed
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google

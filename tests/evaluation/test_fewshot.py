@@ -30,8 +30,8 @@ from vitlab.evaluation.fewshot import (
     sample_shots,
 )
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol
-from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.pretrain import pretrain
 from vitlab.weights import load_model
 
 CASES = ("case1_NltD", "case2_NgeD", "case3_5shot5cls")

@@ -27,10 +27,11 @@ from vitlab.evaluation.masked import (
     write_reconstructions,
 )
 from vitlab.evaluation.options import LoaderOptions
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.models import ViTConfig
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.run import Outcome
 from vitlab.settings import from_dict
 from vitlab.train.distributed import init_distributed
 from vitlab.train.masking import MASK, MaskedViT, class_colors, draw_corruption

@@ -3,8 +3,8 @@
 import pytest
 
 from vitlab.models import ViTConfig
-from vitlab.pipelines.automatic import bit_hyperrule
-from vitlab.recipes import FINETUNE
+from vitlab.recipes import FINETUNE, OPEN
+from vitlab.recipes.rules import bit_hyperrule
 from vitlab.train.optim import learning_rate
 
 ROWS = [
@@ -23,7 +23,7 @@ def test_row(name: str, dataset: str, steps: int, warmup: int, rates: tuple[floa
     config = FINETUNE[name]()
     assert (config.steps, config.epochs, config.batch_size) == (steps, None, 512)
     assert (config.learning_rates, config.held_out, config.runs) == (rates, held_out, 1)
-    assert (config.sweep_steps, config.automatic) == (None, ())  # the search takes as many steps as the run
+    assert (config.sweep_steps, name in OPEN) == (None, False)  # the search takes as many steps as the run
     assert config.optim.lr in rates
     assert (config.optim.name, config.optim.momentum, config.optim.schedule) == ("sgd", 0.9, "cosine")
     assert (config.optim.weight_decay, config.optim.clip_norm, config.optim.warmup_steps) == (0.0, 1.0, warmup)
@@ -51,7 +51,7 @@ def test_the_setup_of_bit(name: str, resize: int, crop: int) -> None:
     )
     assert (config.learning_rates, config.optim.clip_norm, config.optim.weight_decay) == ((), None, 0.0)
     for images, steps, warmup, mixup in ((5_000, 500, 100, 0.0), (50_000, 10_000, 500, 0.1), (10**6, 20_000, 500, 0.1)):
-        complete = bit_hyperrule(config, images)
+        complete = bit_hyperrule(config, images, "cuda", OPEN[name])
         assert (complete.steps, complete.optim.warmup_steps, complete.mixup) == (steps, warmup, mixup)
         assert complete.batch_size == 512
     stairs = [learning_rate(complete.optim, step, 20_000) for step in (250, 500, 6_000, 6_001, 12_001, 18_001, 19_999)]
@@ -67,5 +67,4 @@ def test_custom_images_start_as_the_table_but_for_size_and_crop() -> None:
     config, flowers = FINETUNE["custom"](), FINETUNE["flowers"]()
     assert (config.data.name, config.optim, config.steps) == ("", flowers.optim, flowers.steps)
     assert config.learning_rates == (0.003, 0.01, 0.03)
-    by_size = {"steps", "warmup_steps", "mixup", "batch_size", "sweep_steps"}
-    assert set(config.automatic) == by_size | {"image_size", "preprocessing", "loss"}
+    assert {"steps", "optim.warmup_steps", "mixup", "batch_size", "sweep_steps"} <= {*OPEN["custom"]}

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.pipelines import pretrain as pretrain_module
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import pretrain
-from vitlab.pipelines.splits import load_splits
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.runs import pretrain as pretrain_module
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.splits import load_splits
 from vitlab.weights import load_model, save_model
 
 

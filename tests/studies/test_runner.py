@@ -18,7 +18,7 @@ from small_study import FILES, SMALL, contents, have_ended, holders, steps_done,
 from vitlab.config import FewShotConfig
 from vitlab.io import lock_file
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines import pretrain as pretrain_module
+from vitlab.runs import run as run_module
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished_points
@@ -247,14 +247,14 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
 ) -> None:
     """It must not be lost between two runs."""
     short = planned(tmp_path, lambda points: points[:1])
-    evaluate = pretrain_module.evaluate_split
+    evaluate = run_module.evaluate_split
 
     def evaluate_and_stop(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pretrain_module, "evaluate_split", evaluate_and_stop)
+        patch.setattr(run_module, "evaluate_split", evaluate_and_stop)
         with pytest.raises(StoppedError, match="step 4/4"):
             run_unfinished_points(short, "cpu")
     assert len(short.unfinished_points) == len(short.points)

@@ -92,7 +92,6 @@ def test_compute_of_a_fine_tuning() -> None:
         ({"learning_rates": (0.1,)}, 100),
         ({"learning_rates": (0.1, 0.2, 0.3), "runs": 3}, 600),
         ({"learning_rates": (0.1, 0.2), "sweep_steps": 25}, 150),
-        ({"learning_rates": (0.1, 0.2, 0.3), "sweep_steps": 25, "halvings": 1}, 100 + (3 + 2 * 2) * 25),
         ({"learning_rates": (0.1, 0.2), "head": "least_squares", "runs": 0}, 0),
     ):
         assert exaflops(changed(one, **changes), 50) == pytest.approx(steps / 100 * exaflops(one, 50))

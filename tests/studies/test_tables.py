@@ -10,11 +10,11 @@ import pytest
 from vitlab.checksums import write_sums
 from vitlab.commands.study import Study
 from vitlab.errors import UserError
-from vitlab.pipelines.vtab_table import printed_mean
 from vitlab.recipes import FINETUNE
 from vitlab.settings import to_dict
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.tables import TABLES, as_text, layout
+from vitlab.studies.vtab_table import printed_mean
 
 START = "mine.npz sha256:0123456789abcdef"
 
@@ -144,6 +144,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert (rows[0]["model"], rows[0]["Pets"], len(rows)) == ("mine.npz", "50.00", 15)
     with pytest.raises(UserError, match="--scale has no effect with table2"):
-        Study("table2", scale="gpu").run()
+        Study("table2", scale="paper").run()
     with pytest.raises(UserError, match="only table2 and table5 take folders"):
         Study("positions", (tmp_path,)).run()

@@ -29,7 +29,7 @@ from pathlib import Path
 from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 
-IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.pipelines.pretrain"]
+IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.runs.pretrain"]
 """What takes a run seconds to import."""
 
 
@@ -75,7 +75,7 @@ def train_process(config: TrainConfig, folder: Path, environment: dict[str, str]
         importlib.import_module(name)
     import torch
 
-    from vitlab.pipelines.pretrain import pretrain
+    from vitlab.runs.pretrain import pretrain
     from vitlab.train.distributed import RankError, init_distributed
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)

@@ -13,9 +13,9 @@ from pretrained_run import config, pretrained, workdir
 from vitlab.checksums import SUMS, find_corrupt_files
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig
 from vitlab.errors import UserError
-from vitlab.pipelines import inspect
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.sweep import FinetuneJob
+from vitlab.finetuning.job import FinetuneJob
+from vitlab.finetuning.protocol import sweep_and_finetune
+from vitlab.inspection import write_pages
 
 __all__ = ["config", "pretrained", "workdir"]
 
@@ -46,9 +46,9 @@ def _small_job() -> Any:
     """No figures, which take seconds, and runs though two steps do not help."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FinetuneJob, "_helps", lambda *_: True)
-        patch.setattr(inspect, "make_figures", lambda _: [])
-        patch.setattr(inspect.Run, "data_section", lambda *_, **__: None)
-        patch.setattr(inspect, "checkpoint_page", lambda *_: "page")
+        patch.setattr(write_pages, "make_figures", lambda _: [])
+        patch.setattr(write_pages.Run, "data_section", lambda *_, **__: None)
+        patch.setattr(write_pages, "checkpoint_page", lambda *_: "page")
         yield
 
 
@@ -149,7 +149,7 @@ def test_a_kill_during_the_report(job: Path, start: Any, tmp_path: Path, monkeyp
 
     for interrupt in (kill, fail):
         with monkeypatch.context() as patch:
-            patch.setattr(inspect, "_write_card", interrupt)
+            patch.setattr(write_pages, "_write_card", interrupt)
             try:
                 start(folder)
             except KeyboardInterrupt:

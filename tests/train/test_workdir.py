@@ -57,6 +57,16 @@ def test_a_setting_that_only_one_version_knows(tmp_path: Path) -> None:
         open_workdir(tmp_path / "other", settings)
 
 
+def test_a_setting_that_was_removed(tmp_path: Path) -> None:
+    """At the value at which it did nothing the run resumes."""
+    for steps in (0, 5):
+        optim = {"optim": {"lr": 0.001, "cooldown_steps": steps}}
+        open_workdir(tmp_path / str(steps), SETTINGS | optim).close()
+    open_workdir(tmp_path / "0").close()
+    with pytest.raises(ValueError, match=r"other settings:\n  optim.cooldown_steps: 5 -> 0\n"):
+        open_workdir(tmp_path / "5")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -40,7 +40,7 @@ Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help
 IMAGES = "Files, folders, patterns (in quotes), addresses (https://...); - reads names from the standard input."
 PositionInterpolation = Annotated[
     Interpolation | None,
-    tyro.conf.arg(help="Interpolation of position embeddings; default: as the checkpoint's own library does."),
+    tyro.conf.arg(help="Interpolation of position embeddings. Default: as the checkpoint's own library does."),
 ]
 Device = Annotated[str, tyro.conf.arg(help="auto (the first GPU, else the CPU), cpu, cuda or cuda:1.")]
 Json = Annotated[bool, tyro.conf.arg(help="Print the result as JSON.")]

@@ -47,7 +47,7 @@ class Inspect:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.inspect import as_text, default_out, inspect_checkpoint
+        from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
 
         check_output(out := self.out or default_out(self.checkpoint))
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
@@ -104,7 +104,7 @@ class Duplicates:
 
     def run(self) -> int:
         print_note(f"reading {self.train} and {self.test} ...")
-        from vitlab.pipelines.duplicates import Source, as_text, duplicates
+        from vitlab.inspection.duplicates import Source, as_text, duplicates
 
         result = duplicates(
             Source(self.train, self.train_split, self.train_root),

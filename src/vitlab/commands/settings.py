@@ -1,100 +1,148 @@
-"""The settings of a run on the command line: a recipe gives the defaults, flags change them."""
+"""Flags of a run's settings: one for each field of its config, such as `--optim.lr`, with the recipe's values.
 
-import contextlib
+tyro reads the flags into copies of the config's dataclasses that check nothing; `resolve` makes the config of the
+recipe and the settings given. The recipe is read first, for its values are the defaults.
+"""
+
 import dataclasses
 import itertools
-import re
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
 
-from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
+from vitlab.config import FewShotConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
-from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.recipes.given import check_given, settle, with_dataset, without_replaced
+from vitlab.recipes import FINETUNE, OPEN, PRETRAIN, resolve
 from vitlab.settings import nearest
-from vitlab.switches import REQUIRED_SWITCHES, has_effect
 
-MODEL_OF_CHECKPOINT = {"--model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
-TASK_DATA = ("--data.name", "--data.root", "--data.classes", "--data.train-split", "--data.eval-split")
+MODEL_OF_CHECKPOINT = {"model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
+TASK_DATA = ("data.name", "data.root", "data.classes", "data.train_split", "data.eval_split")
 WITHOUT_EFFECT = {
-    "pretrain": {"--model.num-classes": "the data set decides."},
-    "plan": {"--model.num-classes": "the data set decides."},
-    "finetune": MODEL_OF_CHECKPOINT | {"--data.name": "give --dataset.", "--data.root": "give --root."},
+    "pretrain": {"model.num_classes": "the data set decides."},
+    "plan": {"model.num_classes": "the data set decides."},
+    "finetune": MODEL_OF_CHECKPOINT | {"data.name": "give --dataset.", "data.root": "give --root."},
     "vtab": MODEL_OF_CHECKPOINT | dict.fromkeys(TASK_DATA, "each task brings its own data; give --root and --tasks."),
 }
-"""Settings that something else decides: command -> how their flags begin -> the advice."""
+"""Settings that something else decides: command -> how their names begin -> the advice."""
 
 
-class Arguments:
-    """The words after a command's name. `flags` are the names of the flags, with hyphens."""
+def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
+    """The command `name`, an instance of its dataclass `kind`, of the words after its name.
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = [_with_hyphens(word) for word in words]
-        self.flags = {word.partition("=")[0] for word in self.words if word.startswith("-")}
-
-    @property
-    def given(self) -> set[str]:
-        """The settings that the flags set: `optim.lr` of --optim.lr, `data.flip` of --data.no-flip."""
-        return {re.sub(r"(^--|\.)(no-)?", r"\1", flag)[2:].replace("-", "_") for flag in self.flags}
-
-    @property
-    def recipe(self) -> str:
-        """The first positional argument; `tiny-digits` where there is none yet, as for `--help`."""
-        return self.words[0] if self.words and not self.words[0].startswith("-") else "tiny-digits"
-
-    def value(self, flag: str) -> str | None:
-        """The value of `--flag VALUE` or `--flag=VALUE`."""
-        for word, following in itertools.zip_longest(self.words, self.words[1:]):
-            name, equals, value = word.partition("=")
-            if name == flag:
-                return value if equals else following
-        return None
-
-
-def _as_flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
-
-
-def _with_hyphens(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
-def with_recipe(name: str, kind: Any, arguments: Arguments) -> Any:
-    """The dataclass of the command `name`; the default of its field `config`, if it has one, is the recipe's.
-
-    Raises UserError for an unknown recipe.
+    Its field `config`, if it has one, is that of the recipe with the flags, and `open_settings` are what the recipe
+    leaves to the data. Raises UserError for invalid settings, SystemExit(2) for unknown flags.
     """
-    if all(field.name != "config" for field in dataclasses.fields(kind)):
-        return kind
-    return with_default(kind, _apply_switches(_recipe_config(name, arguments), arguments))
+    words = [_with_hyphens(word) for word in words]
+    if not has_config(kind):
+        return tyro.cli(kind, args=words, prog=f"vitlab {name}", description=kind.__doc__)
+    config = recipe_config(name, words)
+    command: Any = tyro.cli(with_flags(kind, config), args=words, prog=f"vitlab {name}", description=kind.__doc__)
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+    given = {setting: value for setting, value in _leaves(command.config) if flags & set(_flags_of(setting, value))}
+    for setting in sorted(given):
+        if advice := advice_for(name, setting):
+            raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
+    if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], value_of("--model", words)):
+        raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
+    if name == "finetune":
+        given |= {} if command.dataset is None else {"data.name": command.dataset}
+        given |= {} if command.root is None else {"data.root": command.root}
+    recipe = getattr(command, "recipe", "vtab")
+    budget = getattr(command, "budget", None) is not None
+    resolved = resolve(config, given, OPEN.get(recipe, ()) if is_finetuning(name, words) else (), budget=budget)
+    command = dataclasses.replace(command, config=resolved.config)
+    if any(field.name == "open_settings" for field in dataclasses.fields(kind)):
+        command = dataclasses.replace(command, open_settings=resolved.open_settings)
+    return command
 
 
-def with_default(kind: Any, config: TrainConfig) -> Any:
-    """The dataclass of a command with this default of its field `config`."""
-    hint = Annotated[type(config), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
-    field = dataclasses.field(default=config)
-    made = dataclasses.make_dataclass(kind.__name__, [("config", hint, field)], bases=(kind,), frozen=True)
+def has_config(kind: Any) -> bool:
+    return any(field.name == "config" for field in dataclasses.fields(kind))
+
+
+def with_flags(kind: Any, config: TrainConfig, hints: Callable[[str, Any], Any] = lambda _, hint: hint) -> Any:
+    """The dataclass of a command with flags for the settings of `config`, whose values are the defaults.
+
+    hints: makes the type hint of a flag from its setting's name and hint.
+    """
+    flags = _unchecked(config, hints)
+    hint = Annotated[type(flags), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
+    made = dataclasses.make_dataclass(
+        kind.__name__, [("config", hint, dataclasses.field(default=flags))], bases=(kind,), frozen=True
+    )
     made.__doc__ = kind.__doc__
     return made
 
 
-def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
+def _unchecked(config: Any, hints: Callable[[str, Any], Any], section: str = "") -> Any:
+    """`config` as an instance of a dataclass with the same fields and values that checks nothing."""
+    types, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
+    for name in (field.name for field in dataclasses.fields(config)):  # hints have class variables, too
+        value, hint = getattr(config, name), hints(section + name, types[name])
+        if name == "fewshot" and value is None:
+            value = FewShotConfig()
+        if dataclasses.is_dataclass(value):
+            value = _unchecked(value, hints, f"{section}{name}.")
+            hint = type(value)
+        fields.append((name, hint, dataclasses.field(default=value)))
+        values[name] = value
+    kind, nothing = type(config), {"__post_init__": lambda _: None}
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=nothing)(**values)
+
+
+def _leaves(config: Any, section: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of all settings."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{section}{field.name}.")
+        else:
+            yield section + field.name, value
+
+
+def _flags_of(setting: str, value: Any) -> list[str]:
+    """`--data.flip` and, of a switch, `--data.no-flip`."""
+    section, dot, name = setting.replace("_", "-").rpartition(".")
+    return [f"--{section}{dot}{name}", *([f"--{section}{dot}no-{name}"] if isinstance(value, bool) else [])]
+
+
+def recipe_config(name: str, words: Sequence[str]) -> TrainConfig:
+    """The recipe that a command's words name, without the other flags. Raises UserError for an unknown one."""
     if name == "vtab":
         return FINETUNE["vtab"]().single()
-    recipe, model = arguments.recipe, arguments.value("--model")
-    if name == "finetune" or "--finetune" in arguments.flags:
-        recipe = (arguments.value("--recipe") or "staged") if name == "finetune" else recipe
-        config = _recipe(recipe, FINETUNE)()
-        if name == "plan":  # a new model in place of the checkpoint's
-            side = arguments.value("--model.image-size") or ""
-            size = int(side) if side.isdigit() else config.model.image_size
-            config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
-        return config
-    return _recipe(recipe, PRETRAIN)(*([model] if model else []))
+    first = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
+    model = value_of("--model", words)
+    if not is_finetuning(name, words):
+        return _recipe(first, PRETRAIN)(*([model] if model else []))
+    config = _recipe(value_of("--recipe", words) or "staged" if name == "finetune" else first, FINETUNE)()
+    if name == "plan":  # a new model in place of the checkpoint's
+        side = value_of("--model.image-size", words) or ""
+        size = int(side) if side.isdigit() else config.model.image_size
+        config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
+    return config
+
+
+def is_finetuning(name: str, words: Sequence[str]) -> bool:
+    """Whether the recipe of a command is one for fine-tuning."""
+    return name == "finetune" or "--finetune" in words
+
+
+def value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value of `--flag VALUE` or `--flag=VALUE`."""
+    for word, following in itertools.zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else following
+    return None
+
+
+def advice_for(name: str, setting: str) -> str | None:
+    """What to do instead of giving a setting to a command in which it has no effect; None where it has one."""
+    rules = WITHOUT_EFFECT[name].items()
+    return next((advice for start, advice in rules if setting.startswith(start) and setting != "model.dropout"), None)
 
 
 def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -103,62 +151,6 @@ def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[...,
     return table[name]
 
 
-def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
-    """Changes defaults of the recipe that do not go with a flag.
-
-    A first --fewshot.* brings the other few-shot settings; a setting that has no effect with the given value of its
-    switch, such as the recipe's `pad` with `--data.crop none`, returns to its own default.
-    """
-    config = without_replaced(config, arguments.given)
-    if any(flag.startswith("--fewshot.") for flag in arguments.flags):
-        config = dataclasses.replace(config, fewshot=FewShotConfig())
-    for section, settings in REQUIRED_SWITCHES.items():
-        part = getattr(config, section)
-        defaults, switches = {}, {}
-        for name, (switch, wanted) in settings.items():
-            text = arguments.value(f"--{section}.{switch.replace('_', '-')}")
-            with contextlib.suppress(ValueError):  # tyro reports an invalid value of the switch
-                if text is not None and not has_effect(value := type(getattr(part, switch))(text), wanted):
-                    defaults[name], switches[switch] = getattr(type(part), name), value
-        for changes in (defaults, defaults | switches):  # crop_resize returns to None only with its switch
-            with contextlib.suppress(ValueError):
-                part = dataclasses.replace(part, **changes)
-                break
-        config = dataclasses.replace(config, **{section: part})
-    return config
-
-
-def advice_for(name: str, flag: str) -> str | None:
-    """What to do instead of giving `flag` to a command in which it has no effect; None where it has one."""
-    rules = WITHOUT_EFFECT[name].items()
-    return next((advice for start, advice in rules if flag.startswith(start) and flag != "--model.dropout"), None)
-
-
-def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
-    """The parsed `command`; what no flag sets is left to the data and the checkpoint.
-
-    Raises UserError for flags that have no effect in this command.
-    """
-    if not hasattr(command, "config"):
-        return command
-    for flag in sorted(arguments.flags):
-        if advice := advice_for(name, flag):
-            raise UserError(f"{flag} has no effect here: {advice}")
-    first = arguments.recipe, arguments.value("--model")
-    if name in ("pretrain", "plan") and (command.recipe, command.model_name) != first:
-        raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
-    config = command.config
-    if isinstance(config, FinetuneConfig):
-        check_given(arguments.given, "--budget" in arguments.flags, _as_flag)
-        config = settle(config, arguments.given, _as_flag)
-    if name == "finetune":
-        config = dataclasses.replace(config, data=_data(command, arguments))
-    return dataclasses.replace(command, config=config)
-
-
-def _data(command: Any, arguments: Arguments) -> Any:
-    """The data settings with --dataset and --root."""
-    data = command.config.data
-    if command.dataset is not None:
-        data = with_dataset(data, command.dataset, arguments.given)
-    return data if command.root is None else dataclasses.replace(data, root=command.root)
+def _with_hyphens(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word

@@ -27,8 +27,8 @@ class Study:
     """For `table2` and `table5`: the folders of `vitlab finetune` and `vitlab vtab` to lay out beside the paper's."""
     list: bool = False
     """List the studies and exit, as without a NAME."""
-    scale: Literal["tiny", "small", "gpu", "paper"] = "small"
-    """small: one to four core-hours; tiny: a smoke test of minutes; gpu: minutes of a GPU; paper: the original."""
+    scale: Literal["tiny", "small", "paper"] = "small"
+    """small: one to four core-hours, or minutes of a GPU; tiny: a smoke test of minutes; paper: the original."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
@@ -38,7 +38,7 @@ class Study:
     root: str | None = None
     """Folder that holds the data set."""
     processes: int | None = None
-    """Runs at the same time; default: one for each core (tiny, small), 4 (gpu) or 1 (paper)."""
+    """Runs at the same time; default: one for each core, at most 4 on a GPU; 1 for paper."""
     tflops: float | None = None
     """For --dry-run: achieved TFLOP/s of the device."""
     device: Device = "auto"
@@ -121,6 +121,7 @@ class Plan:
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`; its settings are flags, as in the command that runs it."""
     config: TrainConfig
+    open_settings: Annotated[frozenset[str], tyro.conf.Suppress, tyro.conf.Fixed] = frozenset()
     finetune: bool = False
     """RECIPE is one of `vitlab finetune`; its sweep and all of its runs count."""
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
@@ -142,6 +143,6 @@ class Plan:
         from vitlab.cost.plan import estimate, format_estimate
 
         same = ("device", "count", "mfu", "model_name", "examples", "image_kb")
-        result = estimate(self.config, **{name: getattr(self, name) for name in same})
+        result = estimate(self.config, open_settings=self.open_settings, **{name: getattr(self, name) for name in same})
         print_result(result, self.json, format_estimate(result))
         return 0

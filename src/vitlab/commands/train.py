@@ -60,7 +60,7 @@ class Pretrain:
 
     def run(self) -> int:
         print_note(f"reading {self.config.data.name} ...")
-        from vitlab.pipelines.pretrain import pretrain
+        from vitlab.runs.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
@@ -76,31 +76,32 @@ class Finetune:
     from it, each tested once; or, with --recipe, the paper's protocol (Table 4)."""
 
     config: FinetuneConfig
+    open_settings: Annotated[frozenset[str], tyro.conf.Suppress, tyro.conf.Fixed] = frozenset()
     checkpoint: Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)] = DEFAULT
     budget: str | None = None
-    """Time for the whole job, such as 90s, 10m or 1h: image size, steps and sweep are chosen for it by a measurement
-    on this machine."""
+    """Time for the whole job, such as 90s, 10m or 1h. Image size, steps and sweep are chosen for it by a measurement on
+    this machine."""
     recipe: str = "staged"
-    """One of `vitlab list recipes`; `staged`, `custom`, `bit` and `bit-small` are for any images and require
+    """One of `vitlab list recipes`. `staged`, `custom`, `bit` and `bit-small` are for any images and require
     --dataset."""
     dataset: str | None = None
-    """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files
+    """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`. Default: the recipe's. Unreadable files
     of a folder or table are skipped and listed (`--data.on-error raise` stops at them)."""
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Image side in pixels; default: the recipe's, for `custom` that of the checkpoint's preprocessing, for `staged`
+    """Image side in pixels. Default: the recipe's, for `custom` that of the checkpoint's preprocessing, for `staged`
     the best of up to three for the least-squares head."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
-    """Folder of the stages and the runs; default: `runs/finetune-RECIPE`, for any images with the data set's name."""
+    """Folder of the stages and the runs. Default: `runs/finetune-RECIPE`, for any images with the data set's name."""
     device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
         started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.finetune import default_workdir, sweep_and_finetune
+        from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
         from vitlab.recipes import FINETUNE
         from vitlab.train.distributed import init_distributed
 
@@ -114,6 +115,7 @@ class Finetune:
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
+            options |= {"open_settings": self.open_settings}
             options |= {"device": self.device, "log": print_note, "world": world}
             options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
             outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
@@ -144,13 +146,15 @@ class Vtab:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.vtab import vtab
-        from vitlab.pipelines.vtab_table import as_table
+        from vitlab.runs.vtab import vtab
+        from vitlab.studies.vtab_table import as_table, draw
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
             options: dict[str, Any] = {"select": self.select, "download": self.download, "image_size": self.image_size}
             options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
             result = vtab(self.checkpoint, self.config, self.root, self.out, **options, log=print_note)
+            if world.is_rank_0:
+                draw(result, Path(self.checkpoint).name, self.out / "figure.png")
         print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data

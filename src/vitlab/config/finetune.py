@@ -9,7 +9,7 @@ from vitlab.config.train import TrainConfig
 from vitlab.errors import UserError
 from vitlab.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
-NO_SWEEP: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None, "refit": True}
+NO_SWEEP: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "refit": True}
 """The settings of a job without a sweep."""
 
 
@@ -18,7 +18,7 @@ class FinetuneConfig(TrainConfig):
     """A fine-tuning job (App. B.1.1): a learning rate sweep on part of train, then runs on all of it."""
 
     learning_rates: tuple[PositiveFloat, ...] = ()
-    """To try on the held-out split (Table 4); the best replaces `optim.lr`. One is tried only beside a `head`."""
+    """To try on the held-out split (Table 4); the best replaces `optim.lr`. A single rate is swept only with `head`."""
     held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
@@ -46,17 +46,9 @@ class FinetuneConfig(TrainConfig):
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
     left out, of fine-tuning too. None takes no views and augments as `data` says."""
-    halvings: PositiveInt | None = None
-    """Successive halving in the sweep: how often the better half of the rates starts again with twice the steps."""
     head_std: PositiveFloat | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
-    automatic: tuple[
-        Literal["steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps"]
-        | Literal["image_size", "preprocessing", "loss", "held_out", "refit", "runs", "head_views", "part", "min_area"],
-        ...,
-    ] = ()
-    """Settings left to the number of training images (BiT's rule), to the checkpoint and to the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,12 +81,6 @@ class FinetuneConfig(TrainConfig):
             raise UserError(
                 "refit=False takes the best run of the sweep as the only final run; it requires runs=1 and "
                 "learning_rates that are tried."
-            )
-        whole = self.sweep_steps is None and "sweep_steps" not in self.automatic
-        if self.halvings and (whole or 2**self.halvings > len(self.learning_rates)):
-            raise UserError(
-                f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
-                f"are {len(self.learning_rates)}."
             )
         if self.sweep_steps is not None and not self.tried_rates:
             raise UserError(f"sweep_steps={self.sweep_steps} has no effect without two learning_rates or more.")

@@ -1,7 +1,7 @@
 """A training run: model, data, optimizer, and what is evaluated while it trains."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Lt
 
@@ -18,7 +18,28 @@ from vitlab.settings import (
     Seed,
     check_fields,
 )
-from vitlab.switches import check_switches
+
+ABOVE_0 = "above 0"
+REQUIRES: dict[str, dict[str, tuple[str, Any]]] = {
+    "optim": {
+        "momentum": ("name", "sgd"),
+        "beta1": ("name", "adam"),
+        "beta2": ("name", "adam"),
+        "end_lr": ("schedule", "linear"),
+        "decay_on": ("weight_decay", ABOVE_0),
+    },
+    "data": {
+        "min_area": ("crop", "inception"),
+        "pad": ("crop", "pad"),
+        "crop_resize": ("crop", "random"),
+        "randaugment_magnitude": ("randaugment_layers", ABOVE_0),
+    },
+}
+"""Settings that have an effect only with one value of another setting of their section. With any other value they must
+keep their default."""
+
+REMOVED = {"cooldown_steps": 0}
+"""Settings of OptimConfig in earlier versions, at the value of all recipes: such runs resume."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +66,6 @@ class OptimConfig:
     """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90 % of the steps."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
-    cooldown_steps: NonNegativeInt = 0
-    """Last steps over which the rate falls linearly to 0, on top of the schedule."""
     end_lr: NonNegativeFloat = 0.0
     """Rate at the last step of a linear schedule (1e-5 in Google's code)."""
     clip_norm: PositiveFloat | None = None
@@ -174,7 +193,7 @@ class TrainConfig:
         check_rgb(self.model)
         if self.masking is not None:
             self._check_masking()
-        check_switches(self)
+        _check_effects(self)
 
     def _check_masking(self) -> None:
         """Masked patch prediction takes a headless ViT with patches of pixels, and no setting about classes."""
@@ -206,3 +225,22 @@ class TrainConfig:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch_size))
+
+
+def has_effect(value: Any, wanted: Any) -> bool:
+    """Whether this value of the other setting gives a setting of REQUIRES an effect."""
+    return value > 0 if wanted == ABOVE_0 else value == wanted
+
+
+def _check_effects(config: Any) -> None:
+    """Raises UserError for a setting of REQUIRES without effect."""
+    for section, settings in REQUIRES.items():
+        part = getattr(config, section)
+        for name, (switch, wanted) in settings.items():
+            value, default, current = getattr(part, name), getattr(type(part), name), getattr(part, switch)
+            if value != default and not has_effect(current, wanted):
+                required = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
+                raise UserError(
+                    f"{section}.{name}={value!r} has no effect with {section}.{switch}={current!r}; give "
+                    f"{required} too, or leave {section}.{name} at {default!r}."
+                )

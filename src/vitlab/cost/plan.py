@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from vitlab.cost.measure import time_interleaved
 from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.pipelines.automatic import bit_hyperrule
 from vitlab.recipes import pretrain
+from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.spec import Point, exaflops, updates
@@ -44,6 +44,7 @@ def estimate(
     *,
     device: str,
     count: int,
+    open_settings: Collection[str] = (),
     mfu: str | None = None,
     model_name: str | None = None,
     examples: int | None = None,
@@ -60,7 +61,7 @@ def estimate(
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
     examples = _examples(config, examples)
-    config = _complete(config, examples, device)
+    config = _complete(config, examples, device, open_settings)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
     total_images = examples or config.batch_size  # unused if `steps` is set
@@ -101,14 +102,14 @@ def estimate(
     }
 
 
-def _complete(config: TrainConfig, examples: int | None, device: str) -> TrainConfig:
+def _complete(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
     """`config` with everything that depends on the data and the device. Raises UserError where nothing is trained."""
     if isinstance(config, FinetuneConfig) and not config.runs:
         raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
-    if isinstance(config, FinetuneConfig) and config.automatic:
+    if isinstance(config, FinetuneConfig) and open_settings:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
-        config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda")
+        config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda", open_settings)
     return dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
 
 

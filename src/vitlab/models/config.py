@@ -16,6 +16,8 @@ from vitlab.settings import Checked, FractionBelow1, NonNegativeFloat, NonNegati
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
 bicubic with the image's edges aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
+LEARNED_POSITIONS = ("1d", "2d", "relative")
+"""The kinds of position embedding that are drawn and trained."""
 # Larger values are a typo or an attack; they are rejected before anything is allocated.
 MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
 MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed

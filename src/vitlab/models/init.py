@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.config import LEARNED_POSITIONS, ModelConfig, ViTConfig
 
 Initializer = Callable[[Tensor, torch.Generator | None], object]
-LEARNED_POSITIONS = ("1d", "2d", "relative")
-"""The kinds of position embedding that begin with a draw and are trained."""
 
 
 class _Uninitialized(nn.Linear):

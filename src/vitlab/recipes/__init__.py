@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.recipes import finetune, pretrain, tiny
+from vitlab.recipes.finetune import OPEN as OPEN
+from vitlab.recipes.resolve import resolve as resolve
 
 PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
     "jft": pretrain.jft,

@@ -1,8 +1,7 @@
 """Table 4: fine-tuning. SGD with momentum, cosine decay, batch 512, no decay, gradients clipped, 384 pixels.
 
 The base learning rate is the best of the row's grid on images held out of the training split (App. B.1.1); `optim.lr`
-is the one without a sweep. The model gives only the resolution: `vitlab.pipelines.finetune` replaces it by the
-checkpoint's.
+is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's.
 """
 
 from dataclasses import replace
@@ -24,8 +23,15 @@ TABLE4 = {
 """Data set -> base learning rates, held-out fraction, steps, and warm-up steps. Warm-up is not in the table; the steps
 are those of Google's code. The last row is ours, for any images."""
 
-OWN_IMAGES = ("folder:", "csv:")
-"""Data sets of one's own files: `vitlab finetune` skips and lists those that cannot be read."""
+OPEN = {
+    "custom": ("steps", "optim.warmup_steps", "mixup", "batch_size", "sweep_steps", "loss", "model.image_size"),
+    "bit": ("steps", "optim.warmup_steps", "mixup"),
+}
+OPEN["custom"] += ("data.eval_resize", "data.eval_interpolation")
+OPEN["bit-small"] = OPEN["bit"]
+OPEN["staged"] = (*OPEN["custom"], "learning_rates", "held_out", "refit", "runs", "head_views")
+OPEN["staged"] += ("data.part", "data.min_area")
+"""Recipe -> the settings that it leaves open, for `resolve` to choose; without a row a recipe has none."""
 
 
 def imagenet() -> FinetuneConfig:
@@ -62,15 +68,14 @@ def vtab() -> FinetuneConfig:
 def custom() -> FinetuneConfig:
     """Your own images: steps, batch and mixup by BiT's rule, the best of three learning rates.
 
-    The values here are those for fewer than 20,000 images; `vitlab.pipelines.automatic` chooses them.
+    The values here are those for fewer than 20,000 images; `OPEN` names what `resolve` chooses by the data.
     Deviation: BiT always takes a batch of 512, its own two resolutions and one rate. A batch of at most an eighth of
     the images spares a small set hundreds of repetitions, and the checkpoint's own size most of the time; the sweep
     tries each rate for a fifth of the steps. Test images are resized with antialiasing, where Google's code samples
     single points.
     """
     config = _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear")
-    automatic = ("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing", "loss")
-    return replace(config, automatic=automatic, log_every=10, checkpoint_every=25)
+    return replace(config, log_every=10, checkpoint_every=25)
 
 
 def bit(resize: int = 512, crop: int = 480) -> FinetuneConfig:
@@ -82,7 +87,7 @@ def bit(resize: int = 512, crop: int = 480) -> FinetuneConfig:
     """
     config = _row("", image_size=crop, crop="random", crop_resize=resize)
     optim = replace(config.optim, lr=0.003, schedule="staircase", clip_norm=None)
-    return replace(config, optim=optim, learning_rates=(), automatic=("steps", "warmup_steps", "mixup"))
+    return replace(config, optim=optim, learning_rates=())
 
 
 def bit_small() -> FinetuneConfig:
@@ -94,14 +99,13 @@ def staged() -> FinetuneConfig:
     """Your own images, not the paper's protocol: the least-squares head first, then AdamW from it.
 
     The later a block, the larger its learning rate. A first run without a fifth of the training images, at most 1,000,
-    says by these whether fine-tuning is better than the head alone; all its steps count, for the first ones make the
-    head worse.
+    compares held-out losses to decide whether fine-tuning is better than the head alone. It takes all its steps, as
+    the first ones make the head worse.
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
-    automatic = (*config.automatic, *("learning_rates", "held_out", "refit", "runs", "head_views"), "part", "min_area")
     head: dict[str, Any] = {"head": "least_squares", "head_views": 4, "held_out": 0.2}
-    return replace(config, optim=optim, learning_rates=(optim.lr,), automatic=automatic, **head)
+    return replace(config, optim=optim, learning_rates=(optim.lr,), **head)
 
 
 def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:

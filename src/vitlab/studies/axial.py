@@ -24,9 +24,9 @@ NO_CONVOLUTIONS = "without 3 x 3 convolutions ViTs overtake ResNets on no fewer 
 """Why only the paper's scale shows an AxialResNet, which has attention in their place, ahead of a ResNet."""
 
 MODELS: dict[str, Models] = {
-    "ViT-coarse": {"small": (vit(28, 7, 48, 3), 3000), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
-    "ViT-fine": {"small": (vit(28, 4, 48, 3), 3000), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
-    "ResNet": {"small": (resnet(28, (1, 1)), 3000), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
+    "ViT-coarse": {"small": (vit(28, 7, 48, 3), 3000), "paper": "ViT-B/32"},
+    "ViT-fine": {"small": (vit(28, 4, 48, 3), 3000), "paper": "ViT-B/16"},
+    "ResNet": {"small": (resnet(28, (1, 1)), 3000), "paper": "R50x1"},
 }
 
 

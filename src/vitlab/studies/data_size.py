@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.config import TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.presets import FEW_IMAGES, body, changed, finetuning, jft, pretraining, resnet, vit
+from vitlab.studies.presets import FEW_IMAGES, changed, jft, pretraining, resnet, vit
 from vitlab.studies.spec import (
     HELD_OUT,
     Chart,
@@ -26,7 +26,6 @@ from vitlab.studies.spec import (
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
 """Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
-GPU_PARTS = (0.01, *PARTS)
 SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
 """Part -> steps at `small`, 70 to 105 epochs. As many of all data would take about 17 core-hours."""
 SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
@@ -40,21 +39,11 @@ SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 FAMILIES = ("ViT", "ResNet")
 
-# 4 million multiply-accumulates an image at `small`, 24 to 185 million at `gpu`.
-MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {
-    "small": {
-        "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
-        "R8x0.5": ("ResNet", "small", changed(resnet(28, (1, 1)), num_classes=10)),
-    },
-    "gpu": {
-        "ViT-128/4": ("ViT", "small", vit(32, 4, 128, 6)),
-        "ViT-192/4": ("ViT", "large", vit(32, 4, 192, 9)),
-        "R14x1": ("ResNet", "small", resnet(32, (2, 2), width=64)),
-        "R26x1.5": ("ResNet", "large", resnet(32, (2, 2, 2, 2), width=96)),
-        "R14x1+ViT-192": ("hybrid", "small", vit(32, 1, 192, 6, stem=body((2, 2), 64))),
-    },
+MODELS: dict[str, tuple[str, str, ModelConfig]] = {
+    "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
+    "R8x0.5": ("ResNet", "small", changed(resnet(28, (1, 1)), num_classes=10)),
 }
-"""Name -> family, size (`small` is compared with `small`), model."""
+"""At `small`, 4 million multiply-accumulates an image: name -> family, size, model."""
 PAPER = {
     "ViT-b/32": ("ViT", "half", "ViT-B/32", {"width": 384, "heads": 6, "mlp_dim": 1536}),
     "ViT-B/32": ("ViT", "small", "ViT-B/32", {}),
@@ -85,22 +74,21 @@ MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy"
 
 
 def variants(scale: Scale) -> list[Point]:
-    """Every model on every part; at the larger scales with the same steps for all, and then fine-tuned."""
+    """Every model on every part; at the paper's scale with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
             _point(name, family, size, part, _own_task(family, model, steps, data, part, decay), data)
             for data in SMALL_DATA
-            for name, (family, size, model) in MODELS[scale].items()
+            for name, (family, size, model) in MODELS.items()
             for part, steps in SMALL_STEPS.items()
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    candidates, parts = (_paper(), PARTS) if scale == "paper" else (_gpu(), GPU_PARTS)
     before = [
         _point(name, family, size, part, changed(config, data={"part": part}))
-        for name, (family, size, config) in candidates.items()
-        for part in parts
+        for name, (family, size, config) in _paper().items()
+        for part in PARTS
     ]
-    after = _finetuning(scale)
+    after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     labels = {"run": FINETUNING}
     tuned = [Point(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in before]
     return before + tuned
@@ -119,16 +107,7 @@ def _own_task(family: str, model: ModelConfig, steps: int, data: str, part: floa
     """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
     images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
     optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
-    return pretraining("small", model, steps, data=images, fewshot=None, optim=optim)
-
-
-def _gpu() -> dict[str, tuple[str, str, TrainConfig]]:
-    """The held-out images choose the evaluation that counts."""
-    steps = 2500
-    more: dict[str, Any] = {"eval_every": steps // 5, "fewshot": {"test_images": 1000}}
-    more["data"] = {"train_split": "train", "eval_split": "val", "pad": 3}
-    models = MODELS["gpu"].items()
-    return {name: (kind, size, pretraining("gpu", model, steps, **more)) for name, (kind, size, model) in models}
+    return pretraining(model, steps, data=images, fewshot=None, optim=optim)
 
 
 def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
@@ -142,12 +121,6 @@ def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
         name: (family, size, changed(jft(row, **model), epochs=None, steps=steps, eval_every=steps // 20))
         for name, (family, size, row, model) in PAPER.items()
     }
-
-
-def _finetuning(scale: Scale) -> FinetuneConfig:
-    if scale == "paper":
-        return changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
-    return finetuning(scale, part=0.1, steps=300, batch_size=128)
 
 
 def _images(results: Results, data: str | float) -> dict[float, int]:
@@ -250,7 +223,7 @@ DATA_SIZE = Study(
     variants=variants,
     summary="Every model learns from nested parts of the data. At the scale `small` it takes 70 to 105 epochs and is "
     "tested on its own task; the best of several weight decays is chosen on held-out images, for the largest part by "
-    "one seed. At the others it always takes as many steps, its few-shot accuracy is that of the evaluation with the "
+    "one seed. At the paper's it always takes as many steps, its few-shot accuracy is that of the evaluation with the "
     "best accuracy on held-out images, and its fine-tuned accuracy that of the last weights.",
     rows=("run", "data", "model"),
     columns=_columns,

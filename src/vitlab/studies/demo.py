@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from vitlab.data.transforms import to_range
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import distances, pairs
+from vitlab.inspection.finished_run import Run
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.finished_run import Run
-from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
+from vitlab.runs.pretrain import pretrain
 from vitlab.studies.presets import changed
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_model

@@ -16,12 +16,9 @@ TABLE7 = {
 """(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, fine-tuned after
 pre-training on JFT-300M."""
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
-MODELS = {
-    "small": {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))},
-    "gpu": {"small": resnet(32, (2, 2, 2)), "large": resnet(32, (3, 4, 6), width=64)},
-}
-ADAM_RATES = {"small": (2e-3, 4e-3, 8e-3), "gpu": (3e-4, 1e-3, 3e-3)}
-BIT_RATES = {"small": (8.0, 16.0, 32.0), "gpu": (0.5, 2.0, 8.0)}
+MODELS = {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))}
+ADAM_RATES = (2e-3, 4e-3, 8e-3)
+BIT_RATES = (8.0, 16.0, 32.0)
 """Rates of SGD relative to BiT's, which is meant for runs of 40 epochs and more: short runs need a larger one."""
 
 
@@ -53,13 +50,12 @@ def variants(scale: Scale) -> list[Point]:
         sgd = bit_sgd(pretrain.BATCH_SIZE, warmup_steps=5000)
         configs = [(name, run) for name, config in adam.items() for run in (config, changed(config, optim=sgd))]
     else:
-        batch_size, warmup, steps = (64, 150, 1500) if scale == "small" else (512, 200, 3000)
-        optims = [OptimConfig(lr=lr, weight_decay=0.05, warmup_steps=warmup) for lr in ADAM_RATES[scale]]
-        optims += [bit_sgd(batch_size, warmup, factor) for factor in BIT_RATES[scale]]
+        optims = [OptimConfig(lr=lr, weight_decay=0.05, warmup_steps=150) for lr in ADAM_RATES]
+        optims += [bit_sgd(64, 150, factor) for factor in BIT_RATES]
         held_out_data = {"train_split": "train", "eval_split": "val"}  # the rate is not chosen by the test
         configs = [
-            (size, pretraining(scale, model, steps, optim=optim, data=held_out_data))
-            for size, model in MODELS[scale].items()
+            (size, pretraining(model, 1500, optim=optim, data=held_out_data))
+            for size, model in MODELS.items()
             for optim in optims
         ]
     return [

@@ -1,7 +1,7 @@
-"""The short runs of the studies: models, pre-trainings and fine-tunings for two CPU cores (`small`) or one GPU (`gpu`).
+"""The short runs of the studies: models, pre-trainings and fine-tunings of the scale `small`.
 
-`small` learns from Fashion-MNIST at 28 pixels, `gpu` from CIFAR-10 at 32. Most studies pre-train on half of the classes
-and measure transfer on the other half.
+They learn from Fashion-MNIST at 28 pixels. Most studies pre-train on half of the classes and measure transfer on the
+other half.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,12 @@ from vitlab.studies.spec import Chart, Result, Scale
 
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
 """Classes of pre-training and of transfer: of the halves tried (one seed), those for which few-shot accuracy rises with
-the length of the training. Fashion-MNIST: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal,
-bag. CIFAR-10: cat, deer, frog, horse, truck; then airplane, car, bird, dog, ship."""
+the length of the training: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal, bag."""
 
 FEWSHOT = "fewshot_5shot"
 """The metric of App. D: accuracy on the transfer task with five examples of each class."""
 SHOTS = (5, 500)
-"""Examples of each class at the small scales. With 500 the accuracy depends little on which are drawn, as that of
+"""Examples of each class at `small`. With 500 the accuracy depends little on which are drawn, as that of
 a linear probe: the claims compare the most shots that a run has (`transfer`)."""
 
 FEW_IMAGES = "in the paper ViTs overtake between 9 and 300 million images (Fig. 4)"
@@ -70,23 +69,21 @@ def body(layers: tuple[int, ...], width: int = 32) -> ResNetBody:
     return ResNetBody(layers, width=width, version="v2", min_group_size=16)
 
 
-def _data(scale: Scale, classes: tuple[int, ...], pad: int) -> DataConfig:
-    name = "fashion_mnist" if scale == "small" else "cifar10"
-    return DataConfig(name=name, train_split="trainval", eval_split="test", classes=classes, crop="pad", pad=pad)
+def _data(classes: tuple[int, ...], pad: int) -> DataConfig:
+    images = DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", classes=classes)
+    return replace(images, crop="pad", pad=pad)
 
 
-def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
-    """A pre-training on half of the classes, with few-shot accuracy on the others (mean of ten draws).
-
-    small: 64 of 30,000 images a step; gpu: 512 of 25,000. `changes` are as in `changed`.
-    """
+def pretraining(model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
+    """A pre-training on half of the classes, 64 of 30,000 images a step, with few-shot accuracy on the others (mean of
+    ten draws). `changes` are as in `changed`."""
     config = TrainConfig(
         model=model,
-        data=_data(scale, LEARNED, pad=2 if scale == "small" else 4),
+        data=_data(LEARNED, pad=2),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
         fewshot=FewShotConfig(classes=TRANSFER, shots=SHOTS, l2=L2, seeds=10, test_split="test"),
         steps=steps,
-        batch_size=64 if scale == "small" else 512,
+        batch_size=64,
         log_every=100,
     )
     return changed(config, **changes)
@@ -97,16 +94,14 @@ def comparison(scale: Scale, models: Models, **model: Any) -> TrainConfig:
     base = models[scale]
     if isinstance(base, str):
         return jft(base, **model)
-    optim = {"lr": 2e-3 if scale == "small" else 1e-3}
-    config = pretraining(scale, *base, optim=optim, checkpoint_every=500)
-    return changed(config, model=model)
+    return changed(pretraining(*base, optim={"lr": 2e-3}, checkpoint_every=500), model=model)
 
 
-def finetuning(scale: Scale, part: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
+def finetuning(part: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
     """A short fine-tuning on a part of the other classes."""
     config = FinetuneConfig(
-        model=ViTConfig(image_size=28 if scale == "small" else 32, patch_size=4),
-        data=replace(_data(scale, TRANSFER, pad=3), part=part),
+        model=ViTConfig(image_size=28, patch_size=4),
+        data=replace(_data(TRANSFER, pad=3), part=part),
         optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
         steps=steps,
         batch_size=batch_size,

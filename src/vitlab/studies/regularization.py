@@ -3,7 +3,6 @@
 from typing import Any
 
 from vitlab.config import TrainConfig
-from vitlab.models.config import ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import changed, pretraining, vit
 from vitlab.studies.spec import HELD_OUT, Chart, Claim, Point, Results, Scale, Study, difference, percent
@@ -40,12 +39,8 @@ def variants(scale: Scale) -> list[Point]:
     """
     if scale == "paper":
         runs = {"ImageNet": pretrain.imagenet("ViT-B/16"), "ImageNet-21k": pretrain.imagenet21k("ViT-B/16")}
-    elif scale == "small":
-        model = vit(28, 7, 64, 4, num_classes=10)
-        runs = {f"{100 * part:g} %": _small(scale, model, part, 3000) for part in (0.02, 0.5)}
     else:
-        model = vit(32, 4, 192, 8, heads=6, mlp_ratio=4, num_classes=10)
-        runs = {f"{100 * part:g} %": _small(scale, model, part, 3000) for part in (0.05, 1.0)}
+        runs = {f"{100 * part:g} %": _small(part) for part in (0.02, 0.5)}
     return [
         Point(
             f"{name.removesuffix(' %')}.{setting.replace(' ', '-')}",
@@ -57,10 +52,10 @@ def variants(scale: Scale) -> list[Point]:
     ]
 
 
-def _small(scale: Scale, model: ViTConfig, part: float, steps: int) -> TrainConfig:
+def _small(part: float) -> TrainConfig:
     """All classes; the images are neither shifted nor mirrored, which would be a fourth regularizer."""
     images = {"train_split": "train", "eval_split": "val", "part": part, "classes": None, "crop": "none", "pad": 4}
-    return pretraining(scale, model, steps, data=images | {"flip": False}, fewshot=None)
+    return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images | {"flip": False}, fewshot=None)
 
 
 def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:

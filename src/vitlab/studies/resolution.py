@@ -16,7 +16,7 @@ CROP = {"crop": "inception", "min_area": 0.5, "pad": 4}
 def variants(scale: Scale) -> list[Point]:
     """One pre-training, and a fine-tuning from it for each resolution and kind of position embeddings.
 
-    Deviation: the small scales pre-train at half of the images' resolution; more pixels would show nothing new.
+    Deviation: `small` pre-trains at half of the images' resolution; more pixels would show nothing new.
     """
     before, after = _configs(scale)
     assert isinstance(before.model, ViTConfig)
@@ -37,12 +37,8 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
         return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
     # Position embeddings start at 0.1, not at the 1.0 of `tiny.vit`: else what is interpolated is mostly their random
     # start, whose norm interpolation halves.
-    if scale == "small":
-        before = pretraining(scale, vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
-        return before, finetuning(scale, part=0.1, steps=1500, batch_size=64, data=CROP)
-    before = pretraining(scale, vit(16, 4, 192, 9, heads=6, position_std=0.1), 5000, data=CROP, fewshot=None)
-    before = changed(before, steps=None, epochs=100.0, log_every=50)  # of half of CIFAR-10: 0.7 PFLOP
-    return before, finetuning(scale, part=0.1, steps=300, batch_size=128, data=CROP)
+    before = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
+    return before, finetuning(part=0.1, steps=1500, batch_size=64, data=CROP)
 
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:

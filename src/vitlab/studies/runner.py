@@ -23,10 +23,10 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.loader import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
+from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.io import lock_file
 from vitlab.models.config import ModelConfig
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import pretrain
+from vitlab.runs.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
@@ -175,21 +175,20 @@ def _run(plan: StudyPlan, point: Point, device: str) -> None:
 def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
     """Runs the unfinished points of a study, writes its report to `plan.out` and returns what study.json holds.
 
-    processes: None takes one per core at the scales `tiny` and `small` (each with one thread, so that the results do
-    not depend on their number), at most MAX_PER_GPU on a GPU and at the scale `gpu`, else 1. Points that diverged are
-    run again. Raises StudyError, StoppedError after a signal (the same call resumes), and UserError.
+    processes: None takes 1 at the paper's scale, else one per core, at most MAX_PER_GPU on a GPU; each has one thread,
+    so that the results do not depend on their number. Points that diverged are run again. Raises StudyError,
+    StoppedError after a signal (the same call resumes), and UserError.
     """
     if processes is not None and processes < 1:
         raise UserError(f"processes is {processes}; give at least 1.")
     on_gpu = choose_device(device).type == "cuda"  # refuses a missing device before anything starts
     cores = available_cores()
-    shared = min(MAX_PER_GPU, cores)
-    count = processes or {"gpu": shared, "paper": 1}.get(plan.scale, shared if on_gpu else cores)
+    count = processes or (1 if plan.scale == "paper" else min(MAX_PER_GPU, cores) if on_gpu else cores)
     for folder in plan.folders.values():
         (folder / FAILED).unlink(missing_ok=True)
     if plan.unfinished_points:
         plan.out.mkdir(parents=True, exist_ok=True)
-        threads = 1 if plan.scale in ("tiny", "small") else max(1, cores // count)
+        threads = max(1, cores // count) if plan.scale == "paper" else 1
         _run_workers(plan, min(count, len(plan.unfinished_points)), threads, device)
     return write_report(study, plan.scale, plan.results, plan.out)
 

@@ -70,31 +70,19 @@ TABLE6 = (
     PaperRun("R50+ViT-L/16", 14, 87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 )
 
-# ViTs and hybrids have 16 or 49 tokens at `small`, 16 or 64 at `gpu`; of 224 pixels, /32 and /16 leave 49 and 196.
+# ViTs and hybrids have 16 or 49 tokens; of 224 pixels, /32 and /16 leave 49 and 196.
 # Stems have at most one stage, ResNets one to three, for the images are an eighth as wide.
-MODELS: dict[str, dict[str, ModelConfig]] = {
-    "small": {
-        "ViT-2x48-7": vit(28, 7, 48, 2),
-        "ViT-3x64-7": vit(28, 7, 64, 3),
-        "ViT-6x96-7": vit(28, 7, 96, 6),
-        "hybrid-2x48": vit(32, 2, 48, 2, stem=body(())),
-        "hybrid-3x64": vit(28, 1, 64, 3, stem=body((1,))),
-        "ResNet-1": resnet(28, (1,)),
-        "ResNet-1-1": resnet(28, (1, 1)),
-        "ResNet-2-2": resnet(28, (2, 2)),
-    },
-    "gpu": {
-        "ViT-6x192-8": vit(32, 8, 192, 6, heads=3, mlp_ratio=4),
-        "ViT-6x192-4": vit(32, 4, 192, 6, heads=3, mlp_ratio=4),
-        "ViT-8x384-4": vit(32, 4, 384, 8, heads=6, mlp_ratio=4),
-        "hybrid-6x192": vit(32, 1, 192, 6, heads=3, mlp_ratio=4, stem=body((2,), 64)),
-        "hybrid-8x384": vit(32, 1, 384, 8, heads=6, mlp_ratio=4, stem=body((3,), 64)),
-        "ResNet-3-4": resnet(32, (3, 4), width=64),
-        "ResNet-3-4-6": resnet(32, (3, 4, 6), width=64),
-        "ResNet-3-4-6x2": resnet(32, (3, 4, 6), width=128),
-    },
+MODELS: dict[str, ModelConfig] = {
+    "ViT-2x48-7": vit(28, 7, 48, 2),
+    "ViT-3x64-7": vit(28, 7, 64, 3),
+    "ViT-6x96-7": vit(28, 7, 96, 6),
+    "hybrid-2x48": vit(32, 2, 48, 2, stem=body(())),
+    "hybrid-3x64": vit(28, 1, 64, 3, stem=body((1,))),
+    "ResNet-1": resnet(28, (1,)),
+    "ResNet-1-1": resnet(28, (1, 1)),
+    "ResNet-2-2": resnet(28, (2, 2)),
 }
-STEPS = {"small": (250, 750, 2250), "gpu": (900, 2700)}
+STEPS = (250, 750, 2250)
 
 
 def variants(scale: Scale) -> list[Point]:
@@ -104,11 +92,11 @@ def variants(scale: Scale) -> list[Point]:
     """
     if scale == "paper":
         return [_point(run.model.replace("/", "-"), f"{run.epochs} epochs", _paper(run)) for run in TABLE6]
-    optim = {"lr": 2e-3, "warmup_steps": 30} if scale == "small" else {"warmup_steps": 300}
+    optim = {"lr": 2e-3, "warmup_steps": 30}
     return [
-        _point(name, f"{steps} steps", pretraining(scale, model, steps, optim=optim))
-        for name, model in MODELS[scale].items()
-        for steps in STEPS[scale]
+        _point(name, f"{steps} steps", pretraining(model, steps, optim=optim))
+        for name, model in MODELS.items()
+        for steps in STEPS
     ]
 
 

@@ -14,7 +14,7 @@ DIMENSIONS = {
 }
 """Each is varied alone, the last with all others, from the point `base`."""
 
-MODELS: Models = {"small": (vit(28, 7, 32, 2, heads=2), 3000), "gpu": (vit(32, 8, 128, 4), 2500), "paper": "ViT-L/32"}
+MODELS: Models = {"small": (vit(28, 7, 32, 2, heads=2), 3000), "paper": "ViT-L/32"}
 
 SETTINGS = {"depth": "depth", "width": "width", "mlp": "mlp_dim", "patch": "patch_size"}
 SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
@@ -26,14 +26,6 @@ SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
         "patch": (14, 4),
         "all": ((3, 48, 96, 4), (4, 48, 96, 4)),
     },
-    "gpu": {
-        "base": ((4, 128, 256, 8),),
-        "depth": (8, 16, 32),
-        "width": (256, 480),
-        "mlp": (512, 1024, 2048),
-        "patch": (16, 4),
-        "all": ((5, 160, 320, 4), (6, 192, 384, 4)),
-    },
     "paper": {
         "base": ((8, 1024, 2048, 32),),
         "depth": (1, 2, 4, 16, 32, 64),
@@ -43,11 +35,11 @@ SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
         "all": ((10, 1280, 2560, 28), (12, 1536, 3072, 28)),
     },
 }
-"""Values of each dimension, or of all four; the base of the small scales is a small version of the paper's.
+"""Values of each dimension, or of all four; the base of `small` is a small version of the paper's.
 
 The paper does not print which values it tried: these span about the tenfold compute of Fig. 8.
 """
-HEAD_WIDTH = {"small": 16, "gpu": 32, "paper": 64}
+HEAD_WIDTH = {"small": 16, "paper": 64}
 """The same for all shapes."""
 
 

@@ -37,8 +37,6 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
             rate = config.lr * 0.1 ** sum(step > fraction * total_steps for fraction in STAIRS)
     if warmup:
         rate *= min(1.0, step / warmup)
-    if config.cooldown_steps:
-        rate *= min(1.0, max(total_steps - step, 0) / config.cooldown_steps)
     return rate
 
 

@@ -8,7 +8,7 @@ from vitlab.io import clear_leftovers
 
 logger = logging.getLogger(__name__)
 RUNTIME, METRICS, SPEED = "runtime.json", "metrics.jsonl", "speed.jsonl"
-RUNS = ("linear", "run-*", "sweep/lr-*", "sweep/steps-*/lr-*")
+RUNS = ("linear", "run-*", "sweep/lr-*")
 """The folders of a job's runs, of which each has its own SHA256SUMS."""
 RESULTS = (
     *("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png"),

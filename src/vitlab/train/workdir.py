@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
+from vitlab.config.train import REMOVED
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 LOCK = ".lock"
 MAX_SHOWN = 20
 """Differences of settings in a message."""
+IGNORED = ("microbatch", "reasons", "automatic")
+"""Of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
 _ABSENT = "not set"
 
 
@@ -316,9 +319,11 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """`settings` without what may differ between two starts of one run: the micro-batch, which depends on the machine's
-    memory, and the place of what is `identified` by its content."""
-    settings = {name: value for name, value in settings.items() if name != "microbatch"}
+    """`settings` without what may differ between two starts of one run: IGNORED, settings that were removed, and the
+    place of what is `identified` by its content."""
+    settings = {name: value for name, value in settings.items() if name not in IGNORED}
+    if isinstance(optim := settings.get("optim"), dict):
+        settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings

@@ -86,7 +86,7 @@ def load_model(
     """
     import torch
 
-    from vitlab.models.init import LEARNED_POSITIONS
+    from vitlab.models.config import LEARNED_POSITIONS
     from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 

@@ -1,0 +1,350 @@
+"""The learning rate sweep (App. B.1.1) on a held-out part of the training split, and the runs after it."""
+
+import copy
+import dataclasses
+import functools
+import math
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import nn
+
+from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.data.splits import stratified_subset
+from vitlab.evaluation.calibration import choose_rejection
+from vitlab.evaluation.multi_label import choose_thresholds
+from vitlab.evaluation.summary import headline
+from vitlab.finetuning.head import JobInputs, LinearStage, hold_out, hold_out_indices
+from vitlab.inspection.finished_run import Report
+from vitlab.io import read_json
+from vitlab.models.init import redraw_head
+from vitlab.models.vit import Model, build_model
+from vitlab.recipes.resolve import Reason, changes
+from vitlab.runs.init_from_checkpoint import init_from_checkpoint
+from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
+from vitlab.runs.splits import Splits
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
+from vitlab.train.precision import frozen_dtype
+from vitlab.train.workdir import METRICS, Workdir, read_log
+from vitlab.weights import load_metadata, load_model, save_model
+from vitlab.weights.folder import THRESHOLDS
+
+Log = Callable[[str], None]
+ALPHAS = (0.25, 0.5, 0.75)
+"""Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
+ALPHA_WITHOUT_SWEEP = 0.25
+"""It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
+
+
+@dataclass(frozen=True)
+class FinetuneJob(JobInputs):
+    """A fine-tuning job: the least-squares head, the sweep and the final runs."""
+
+    report: Report = "whole"
+    reasons: tuple[Reason, ...] = ()
+    """Why the settings that the recipe left open have their values."""
+
+    def decide(self, why: str, config: FinetuneConfig) -> "FinetuneJob":
+        """The job with `config`, whose changes have this reason."""
+        new = tuple(Reason(name, value, why) for name, value in changes(self.config, config))
+        old = tuple(reason for reason in self.reasons if reason.setting not in {name for name, *_ in new})
+        return dataclasses.replace(self, config=config, reasons=old + new)
+
+    @functools.cached_property
+    def sweep_splits(self) -> Splits:
+        """The training split without its held-out part, and that part to evaluate on."""
+        rest, held_out = hold_out(self.splits.train, self.config.held_out, self.config.seed)
+        return Splits(rest, held_out, held_out)
+
+    @functools.cached_property
+    def linear(self) -> LinearStage:
+        """The least-squares head of `config.head`."""
+        return LinearStage(**{field.name: getattr(self, field.name) for field in dataclasses.fields(JobInputs)})
+
+    def measure_step(self, train: bool = True) -> StepCost:
+        """The cost of a micro-batch, measured by rank 0; see `train.microbatch.measure_step`."""
+        config, world = self.config, self.execution.world
+
+        def measure() -> dict[str, Any]:
+            model = build_model(config.model, generator=torch.Generator().manual_seed(0))
+            cost = measure_step(config.single(), model, self.execution.device, world.world_size, train)
+            return dataclasses.asdict(cost)
+
+        return StepCost(**world.broadcast_object(measure))
+
+    def head_loss(self, config: FinetuneConfig, count: int) -> float:
+        """The leave-one-out loss of the least-squares head at the image size of `config`, for about `count` images."""
+        train = stratified_subset(self.splits.train, count / len(self.splits.train), config.seed)
+        job = dataclasses.replace(self, config=config, splits=dataclasses.replace(self.splits, train=train))
+        loss, size = job.linear.plain_head.loss, "x".join(map(str, config.model.image_hw))
+        self.log(f"{size} px: {job.linear.chosen_on} loss {loss:.3f} of the least-squares head for {len(train)} images")
+        return loss
+
+    def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:
+        """The model that a run starts from; `indices` are those of its training images, if it does not have all."""
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        if config.from_scratch:
+            model = build_model(config.model, generator=generator)
+        else:
+            positions = generator if config.fresh_positions else None
+            model = init_from_checkpoint(self.checkpoint, config.model, positions)
+        if config.head_std is not None:
+            redraw_head(model, config.head_std, generator)
+        if config.head == "least_squares":
+            self.linear.fit_start(indices).copy_to(model)
+        return model
+
+    def run_config(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
+        """`FinetuneConfig.single`, with the augmentation that does not harm the least-squares head."""
+        config = self.config.single(lr, seed)
+        return config if self.config.head is None else dataclasses.replace(config, data=self.linear.augmented[0])
+
+    def train_and_test(
+        self,
+        config: TrainConfig,
+        path: Path,
+        description: str | None = None,
+        alpha: float = 1.0,
+        thresholds: Sequence[float] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The result of a run on all of train, tested; read from its folder if it is finished.
+
+        alpha: weight of the trained model in its average with the least-squares head's. thresholds: of each of several
+        labels. settings: more for config.json.
+        """
+        create_model = functools.partial(self.create_model, config.seed)
+        options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
+        options["settings"] = settings or {}
+        if self.config.head is not None and alpha < 1:
+            head = functools.cache(self.linear.classifier)  # not fitted for a finished run
+            options["finish"] = lambda model: average_weights(head(), model, alpha)
+        return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
+
+    def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
+        """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
+
+        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which. Without
+        `refit`, its model is saved.
+        """
+        splits, execution = self.sweep_splits, self.execution
+        config, split = self.sweep_config(lr), splits.val.split
+        settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
+        with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
+            if not folder.finished:
+                if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
+                    folder.corrupt.clear()
+                folder.write_result({split: self._train_and_evaluate(config, folder)})
+            if folder.writes:
+                shutil.rmtree(folder.checkpoints, ignore_errors=True)
+            record = folder.read_result()[split]
+        score = {"learning_rate": lr, "accuracy": None} | (summary_metrics(record) if record else {})
+        self.log(f"learning rate {lr:g}: {format_score(score)}")
+        return score
+
+    def sweep(self, workdir: Path) -> list[dict[str, Any]]:
+        """The scores of all learning rates."""
+        return [self.score_learning_rate(lr, sweep_folder(workdir, lr)) for lr in self.config.tried_rates]
+
+    def test_trained(self, workdir: Path, score: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of the sweep's run with this score as the final run, tested."""
+        lr = score["learning_rate"]
+        source, config = sweep_folder(workdir, lr), self.sweep_config(lr)
+        splits = dataclasses.replace(self.sweep_splits, test=self.splits.test, unreadable=self.splits.unreadable)
+        settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
+        execution = self.execution
+        with Workdir(workdir / "run-0", settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
+            if folder.finished:
+                return folder.read_result()
+            folder.truncate_logs(-1)
+            for record in read_log(source / METRICS):
+                folder.log(METRICS, record.pop("step"), record)
+            model = load_model(source / "model").to(execution.device)
+            test = evaluate_split(config, model, splits.test, execution.world)
+            test = test.with_thresholds(self.thresholds(workdir, score))
+            return write_run(config, folder, splits, model, test, self.init_id)
+
+    def thresholds(self, workdir: Path, score: Mapping[str, Any]) -> list[float] | None:
+        """The threshold of each of several labels that the sweep's run with this score has chosen; None without any."""
+        folder = sweep_folder(workdir, score["learning_rate"])
+        return read_json(folder / "result.json")[self.sweep_splits.val.split].get(THRESHOLDS)
+
+    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
+        """The record of a run of the sweep on the held-out split; None if it diverged."""
+        splits, execution = self.sweep_splits, self.execution
+        rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
+        create_model, description = functools.partial(self.create_model, config.seed, rest), f"rate {config.optim.lr:g}"
+        try:
+            model, evaluation = train_and_evaluate(config, folder, splits, create_model, execution, description)
+        except NonFiniteError as error:
+            self.log(str(error))
+            return None
+        if evaluation is None:
+            evaluation = evaluate_split(config, model, splits.val, execution.world)
+        evaluations, record = {1.0: evaluation}, {}
+        head = self.linear.classifier(rest) if self.config.head is not None else None
+        if head is not None:
+            dtype = frozen_dtype(config.precision, execution.device)
+            for alpha in ALPHAS:
+                average = average_weights(head, model, alpha).to(dtype)
+                evaluations[alpha] = evaluate_split(config, average, splits.val, execution.world)
+            record["alpha"] = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
+            evaluation = evaluations[record["alpha"]]
+        # The last update may diverge.
+        if not math.isfinite(evaluation.metrics()["loss"]):
+            return None
+        if folder.writes and not self.config.refit:
+            kept = model if head is None else average_weights(head, model, record["alpha"])
+            save_model(cast(Model, kept), folder.path / "model")
+        if evaluation.scores is not None:
+            record[THRESHOLDS] = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
+            evaluation = evaluation.with_thresholds(record[THRESHOLDS])
+        elif not splits.val.multi_label:
+            record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
+        return evaluation.record() | record
+
+    def sweep_config(self, lr: float) -> TrainConfig:
+        """A run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
+        config = self.run_config(lr)
+        steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
+        if (short := self.config.sweep_steps) is not None:
+            optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
+            steps, decay = short, decay and decay ** (steps / short)
+        data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
+        return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
+
+    def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Sweep and runs, each in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
+        settings = run_settings("finetune", self.init_id, self.splits, self.config) | {"reasons": self.reasons}
+        with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
+            self.log(f"settings: {workdir / 'config.json'}")
+            if not folder.finished:
+                folder.truncate_logs(-1)  # one line per finished run, the same at every start
+                folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
+            folder.write_report(make_report)
+            return folder.read_result()
+
+    def _with_saved_microbatch(self, folder: Workdir) -> "FinetuneJob":
+        """The job with the micro-batch of its first start, so that all of its runs have the same."""
+        if (measured := self.execution.microbatch) is None:
+            return self
+        unused = nn.Identity()  # a model is only needed where none is measured
+        size = choose_microbatch(self.config.single(), folder, unused, self.execution.device, measured)
+        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, microbatch=size))
+
+    def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
+        config, workdir = self.config, folder.path
+        linear = self.linear.test(workdir / "linear") if config.head is not None else None
+        scores = self.sweep(workdir) if config.runs else []
+        for number, score in enumerate(scores, 1):
+            folder.log(METRICS, number, score)
+        held_out = self.linear.score_held_out() if linear and scores else None
+        helps = held_out is None or self._helps(scores, held_out)
+        tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
+        best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
+        seeds = [config.seed + number for number in range(config.runs if helps else 0)]
+        thresholds = self.thresholds(workdir, tuned) if scores and helps else None
+        records = []
+        for number, seed in enumerate(seeds):
+            if config.refit:
+                single, path = self.run_config(best, seed), workdir / f"run-{number}"
+                records.append(self.train_and_test(single, path, f"run {number}", alpha, thresholds)["test"])
+            else:
+                records.append(self.test_trained(workdir, tuned)["test"])
+            metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
+            folder.log(METRICS, len(scores) + len(records), metrics)
+        chosen = "run-0" if records else "linear"
+        if folder.writes:
+            metadata = load_metadata(workdir / chosen)
+            metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
+            metadata |= {"alpha": alpha} if records and linear else {}
+            save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
+        result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
+        if linear is not None:
+            stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
+            result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
+            records = records or [linear["test"]]
+        return result | _summarize(records, seeds) | self.splits.record
+
+    def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
+        """Whether fine-tuning goes on: unless the loss of the head alone is lower on the held-out part."""
+        self.log(f"least-squares head: {format_score(linear)}")
+        finite = any(score["accuracy"] is not None for score in scores)
+        helps = finite and best_score(scores)["loss"] < linear["loss"]
+        if not helps:
+            worse = "makes the least-squares head worse" if finite else "diverged at every learning rate"
+            self.log(f"fine-tuning {worse}: the head is the result")
+        return helps
+
+
+def sweep_folder(workdir: Path, lr: float) -> Path:
+    """The folder of a learning rate."""
+    return workdir / "sweep" / f"lr-{lr}"
+
+
+@torch.no_grad()
+def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
+    """A model whose weights are (1 - alpha) those of `head` and alpha those of `tuned` (WiSE-FT, Wortsman et al.
+    2022), on the device of `tuned`."""
+    model = copy.deepcopy(tuned)
+    for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
+        parameter.lerp_(start.to(parameter), 1 - alpha)
+    return model
+
+
+def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
+    """`reject_below` for the metadata of a model, if held-out images gave one."""
+    threshold = record.get("reject_below")
+    return {} if threshold is None else {"reject_below": threshold}
+
+
+def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    """The tests of the final runs, or that of the least-squares head, for result.json."""
+    summary: dict[str, Any] = {
+        "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)]
+    }
+    for name in ("accuracy", "mean_average_precision"):
+        if name in records[0]:
+            values = [record[name] for record in records]
+            summary[f"{name}_mean"] = statistics.fmean(values)
+            summary[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
+    return summary | {"test": records[0]}
+
+
+def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """That with the highest mean average precision, if scores have it, else accuracy; ties: lowest loss, then
+    smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
+
+    def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
+        accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
+        return accuracy, -score["loss"], -score["learning_rate"]
+
+    finite = [score for score in scores if score["accuracy"] is not None]
+    if not finite:
+        rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
+        raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
+    return max(finite, key=rank)
+
+
+def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The main metrics of an evaluation's record."""
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "alpha", "reject_below")
+    return {name: record[name] for name in names if name in record}
+
+
+def format_score(score: Mapping[str, Any]) -> str:
+    """The metrics of a learning rate as text."""
+    if score["accuracy"] is None:
+        return "diverged"
+    text = f"held-out {headline(score)} ({score['images']:,} images), loss {score['loss']:.4f}"
+    if (alpha := score.get("alpha", 1.0)) < 1:
+        text += f", averaged: {alpha:.0%} fine-tuned, {1 - alpha:.0%} the head's weights"
+    return text

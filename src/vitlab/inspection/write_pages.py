@@ -1,0 +1,264 @@
+"""Inspecting a checkpoint or a run: a page, every figure of the paper as a file, the arrays behind them."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlab.data.decode import ImageError
+from vitlab.data.transforms import EvalTransform, to_pixels
+from vitlab.display import ProgressDisplay
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.multi_label import labels_set
+from vitlab.evaluation.sources import ImageSource, find_images, read_image
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import write_drawings
+from vitlab.inspection.finished_run import Report, Run, run_folders
+from vitlab.inspection.page import write_page
+from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
+from vitlab.io import resolved, write_bytes
+from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
+from vitlab.models.registry import name_of
+from vitlab.models.vit import ViT
+from vitlab.settings import from_dict
+from vitlab.train.precision import choose_device
+from vitlab.train.workdir import write_json
+from vitlab.weights import class_names, class_probabilities, load_checkpoint, load_metadata
+from vitlab.weights.folder import README
+from vitlab.weights.model_card import model_card
+
+DISTANCE_IMAGES = 128
+"""Test images of a run over which attention distances are averaged, as in App. D.7."""
+ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+"""What is only a note of `report`."""
+Source = tuple[str, ImageSource | UserError]
+"""Name and source of an image, as of `find_images`."""
+
+
+def inspect_checkpoint(
+    checkpoint: str | Path,
+    sources: Sequence[str],
+    out: str | Path,
+    *,
+    shown: int = 16,
+    top: int = 5,
+    batch_size: int = 16,
+    image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
+    device: str = "auto",
+    short: bool = False,
+    log: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
+
+    sources: files and folders (searched recursively). All images count for the attention distances, the first `shown`
+    are on the page with their `top` predictions; unreadable images are skipped and named.
+    Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
+    embeddings. The page of a run begins with its training, its test and its images; that of a ResNet has only this.
+    `log` receives how images are preprocessed. A `short` page has no near-duplicates, and its figures are in no files.
+
+    In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
+    ResNet with images or without a run, for a missing path, and where no image can be read.
+    """
+    out = Path(out)
+    for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; give at least 1.")
+    if resolved(out).is_file():
+        raise UserError(f"{out} is a file; give the name of a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
+    torch_device = choose_device(device)
+    loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
+    model, preprocessing = loaded.model, loaded.preprocessing
+    check_rgb(model.config)
+    runs = [Run.read(folder) for folder in run_folders(checkpoint)]
+    inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
+    if isinstance(model, ViT):
+        inspection = replace(inspection, embeddings=make_embedding_figures(model))
+        images = list(find_images(sources)) if sources else _test_images(runs, shown)
+        if images:
+            log(f"images: {preprocessing.describe()}")
+            transform = EvalTransform(model.config.image_hw, preprocessing)
+            inspection = _capture(inspection, model.to(torch_device), images, transform, shown, top, batch_size)
+    elif sources or not runs:
+        raise UserError(
+            f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
+            "of a ResNet's run without images, to see its training."
+        )
+    drawings = make_figures(inspection)
+    names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
+    sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
+    if not short:
+        write_drawings(drawings, out / "figures")
+    data_section = runs[0].data_section(search=not short) if runs else None
+    write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, data_section))
+    figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
+    result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
+    write_json(out / "result.json", result)
+    return result
+
+
+def default_out(checkpoint: str | Path) -> Path:
+    """The folder `inspect` of a run, or of the current folder for other checkpoints."""
+    return Path(checkpoint if run_folders(checkpoint) else "") / "inspect"
+
+
+def report(
+    run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto", kind: Report = "whole"
+) -> dict[str, Any]:
+    """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
+
+    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
+    edited stays. Of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of
+    the `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
+    """
+    folder, result = Path(run_folder), {}
+    out = folder / "report" if out is None else out
+    try:
+        if kind != "none":
+            result |= inspect_checkpoint(folder, [], out, device=device, short=kind == "short")
+        result["card"] = str(_write_card(folder).resolve())
+    except ERRORS as error:
+        result["note"] = (
+            f"the run is complete, its report in {folder} is not ({type(error).__name__}: {error}); "
+            f"`{shlex.join(['vitlab', 'inspect', str(folder), '--out', str(out)])}` tries again"
+        )
+    return result
+
+
+def _write_card(folder: Path) -> Path:
+    path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
+    card = load_metadata(folder) | run.test.metadata()
+    text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card).encode()
+    if not path.exists() or _is_corrupt(path.read_bytes(), text):
+        write_bytes(path, text)
+    return path
+
+
+def _is_corrupt(card: bytes, text: bytes) -> bool:
+    """Whether a card is a part of `text`, or no text at all; any other difference is somebody's edit."""
+    try:
+        return "\0" in card.decode() or (text.startswith(card) and card != text)
+    except UnicodeDecodeError:
+        return True
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """A result in a few lines."""
+    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs an image"]
+    if distances := result.get("distances"):
+        means = [f"{np.mean(heads):.1f} pixels in layer {name}" for name, heads in distances.items()]
+        images = "1 image" if result["images"] == 1 else f"{result['images']:,} images"
+        lines.append(f"mean attention distance over {images}: {', '.join(dict.fromkeys((means[0], means[-1])))}")
+    for image in result["unreadable"]:
+        lines.append(f"{quoted(image['path'])}: cannot be read: {image['reason']}")
+    return "\n".join([*lines, result["page"]])
+
+
+def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
+    """Up to DISTANCE_IMAGES test images of the first run by name and class: one of each class first.
+
+    Empty without a run, or where its data set is missing, which its section of the page says.
+    """
+    if not runs:
+        return []
+    run, labels = runs[0], runs[0].test.labels
+    first = run.one_of_each(shown)
+    rest = np.setdiff1d(np.arange(len(labels)), first)
+    rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
+    try:
+        images = run.images(rows)
+    except ValueError:
+        return []
+    return [(f"{run.names[row]}, {run.label(row)}", image) for row, image in images.items()]
+
+
+def _capture(
+    inspection: Inspection,
+    model: ViT,
+    sources: Sequence[Source],
+    transform: EvalTransform,
+    shown: int,
+    top: int,
+    batch_size: int,
+) -> Inspection:
+    """The inspection with the capture of all images, the first `shown` of them, and the unreadable ones.
+
+    Raises UserError where no image can be read.
+    """
+    names: list[str] = []
+    images: list[np.ndarray] = []
+    unreadable: list[tuple[str, str]] = []
+
+    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
+        batch: list[Tensor] = []
+        with ProgressDisplay("inspect", len(sources)) as progress:
+            for number, (name, source) in enumerate(sources, start=1):
+                try:
+                    levels = transform.preprocessing.range
+                    pixels = source if isinstance(source, np.ndarray) else read_image(source, name, levels)
+                except ImageError as error:
+                    unreadable.append((name, error.reason))
+                    continue
+                batch.append(transform.apply([pixels]))
+                if len(names) < shown:
+                    names.append(name)
+                    images.append(to_pixels(batch[-1])[0])
+                if len(batch) == batch_size:
+                    yield torch.cat(batch)
+                    batch.clear()
+                progress.update(number)
+        if batch:
+            yield torch.cat(batch)
+        if not names:
+            name, reason = unreadable[0]
+            raise UserError(f"none of the {len(sources)} images can be read; the first, {quoted(name)}: {reason}.")
+
+    captured = capture(model, batches(), keep=shown)
+    classes = class_names(inspection.metadata, model.config.num_classes)
+    probabilities = class_probabilities(torch.from_numpy(captured.logits), inspection.metadata)
+    predictions = [top_classes(row, classes, top) for row in probabilities.numpy()]
+    labels = labels_set(captured.logits, classes, inspection.metadata)
+    return replace(
+        inspection,
+        capture=captured,
+        names=names,
+        images=images,
+        predictions=predictions,
+        labels=labels,
+        unreadable=unreadable,
+    )
+
+
+def _result(inspection: Inspection) -> dict[str, Any]:
+    config, captured = inspection.config, inspection.capture
+    result: dict[str, Any] = {
+        "checkpoint": inspection.checkpoint,
+        "model": name_of(config),
+        "image_size": list(config.image_hw),
+        "parameters": config.num_parameters,
+        "gmacs": config.forward_macs / 1e9,
+        "images": captured.count if captured else 0,
+        "unreadable": [{"path": name, "reason": reason} for name, reason in inspection.unreadable],
+    }
+    if isinstance(config, ViTConfig):
+        result["grid"] = list(config.grid)
+    if captured:
+        result["distances"] = dict(zip(captured.layers, captured.distances.tolist(), strict=True))
+        result["shown"] = [
+            {"path": name, "predictions": [{"class": c, "probability": p} for c, p in predictions]}
+            for name, predictions in zip(inspection.names, inspection.predictions, strict=True)
+        ]
+        for shown, labels in zip(result["shown"], inspection.labels or (), strict=False):
+            shown["labels"] = list(labels)
+    return result

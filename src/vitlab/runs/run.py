@@ -1,0 +1,217 @@
+"""A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitlab.config import DataConfig, TrainConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.exclude import identity
+from vitlab.data.identity import identify, names_and_labels
+from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.fewshot import create_fewshot_evaluator
+from vitlab.evaluation.load import device_of
+from vitlab.evaluation.masked import (
+    evaluate_masked,
+    format_masked,
+    save_masked,
+    write_reconstructions,
+)
+from vitlab.evaluation.options import LoaderOptions
+from vitlab.evaluation.predictions import write_predictions
+from vitlab.evaluation.summary import format_evaluation
+from vitlab.runs.splits import Splits
+from vitlab.settings import to_dict
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.loop import train
+from vitlab.train.memory import inference_bytes
+from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
+from vitlab.train.workdir import SPEED, Workdir
+from vitlab.weights import save_model
+
+PREDICTIONS = "predictions.csv"
+"""In a run's folder: the predictions for the test images."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a run is executed, and what it writes beside its results; not part of the run's settings."""
+
+    device: torch.device
+    tensorboard: bool = True
+    world: World = SINGLE
+    microbatch: int | None = None
+    """Images per forward pass, if they have been measured."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run leaves."""
+
+    config: TrainConfig
+    """The complete settings."""
+    result: dict[str, Any]
+    """The content of `result.json`: the same however often the run was interrupted."""
+
+    def summary(self, workdir: Path) -> str:
+        """The test's metrics, and the paths of model and curves."""
+        masked = self.config.masking is not None
+        test = format_masked(self.result["test"]) if masked else format_evaluation(self.result["test"])
+        images = f" · images: {workdir / 'reconstructions.png'}" if masked else ""
+        return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
+
+
+def run(
+    config: TrainConfig,
+    workdir: str | Path,
+    splits: Splits,
+    create_model: Callable[[], nn.Module],
+    command: str,
+    execution: Execution,
+    init_id: str | None = None,
+    description: str | None = None,
+    finish: Callable[[Any], Any] = lambda model: model,
+    thresholds: Sequence[float] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
+
+    `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
+    evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels. settings:
+    more for config.json.
+    """
+    world, few_shot = execution.world, None
+    if config.fewshot is not None:
+        few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
+    settings = run_settings(command, init_id, splits, config) | dict(settings or {})
+    with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
+        if folder.finished:
+            return Outcome(config, folder.read_result())
+        began, shown = time.perf_counter(), description or command
+        model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot, finish)
+        test = val if splits.val is splits.test else None
+        if test is None:
+            test = evaluate_split(config, model, splits.test, world)
+        if thresholds is not None:
+            test = test.with_thresholds(thresholds)
+        folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
+        return Outcome(config, write_run(config, folder, splits, model, test, init_id))
+
+
+def train_and_evaluate(
+    config: TrainConfig,
+    folder: Workdir,
+    splits: Splits,
+    create_model: Callable[[], nn.Module],
+    execution: Execution,
+    description: str,
+    few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
+    finish: Callable[[Any], Any] = lambda model: model,
+) -> tuple[nn.Module, Any]:
+    """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
+    was finished.
+
+    The metrics of every evaluation, and those of `few_shot(model)`, are logged.
+    """
+    evaluations: list[Any] = [None]  # the last one; in the end, that of the returned weights
+
+    def evaluate_model(model: nn.Module) -> dict[str, float]:
+        model = finish(model)
+        evaluations[0] = evaluate_split(config, model, splits.val, execution.world)
+        metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
+        return metrics | few_shot(getattr(model, "vit", model)) if few_shot else metrics  # of a MaskedViT the ViT
+
+    model = train(
+        config,
+        folder,
+        create_model(),
+        splits.train,
+        evaluate_model,
+        device=execution.device,
+        description=description,
+        microbatch=execution.microbatch,
+    )
+    return finish(model), evaluations[0]
+
+
+def write_run(
+    config: TrainConfig,
+    folder: Workdir,
+    splits: Splits,
+    model: Any,
+    test: Any,
+    init_id: str | None,
+    **record: Any,
+) -> dict[str, Any]:
+    """Ends a run whose model is tested: writes its files, and the result with `record`, which is returned."""
+    if folder.writes:
+        write_files(config, folder.path, splits.test, model, test, init_id)
+    folder.write_result({"test": test.record(), **record, **splits.record})
+    return folder.read_result()  # a barrier: all files are written
+
+
+def write_files(
+    config: TrainConfig, folder: Path, test_set: Dataset, model: Any, test: Any, init_id: str | None
+) -> None:
+    """Writes the model, and its predictions or reconstructions."""
+    preprocessing = config.data.preprocessing(config.model.image_size)
+    metadata = {
+        "dataset": config.data.name,
+        "root": config.data.root,
+        "class_indices": config.data.classes,
+        "on_error": config.data.on_error,
+        "read": config.data.read_settings,
+        "preprocessing": preprocessing.to_metadata(),
+        "start": init_id,
+    }
+    if config.masking is None:
+        write_predictions(folder / PREDICTIONS, test, test_set)
+        metadata |= {"classes": list(test_set.classes), **test.metadata()}
+        metadata |= {"multi_label": True} if test_set.multi_label else {}
+        save_model(model, folder / "model", extra=metadata)
+    else:
+        save_masked(model, folder, extra=metadata)
+        write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
+
+
+def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:
+    """The content of `config.json`, which must be the same when a run is resumed."""
+    images = {"train": splits.train, "val": splits.val, "test": splits.test}
+    if splits.val is splits.train or splits.val is splits.test:
+        del images["val"]
+    origin = {"command": command, "start": init_id, "examples": len(splits.train), **identify(images)}
+    origin["names_and_labels"] = {split: names_and_labels(images[split]) for split in ("train", "test")}
+    return {**origin, **excluded(config.data), **to_dict(config)}
+
+
+def excluded(data: DataConfig) -> dict[str, Any]:
+    """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
+    if data.exclude is None:
+        return {}
+    return {"excluded": identity(data.exclude)}
+
+
+def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:
+    """The LoaderOptions with which a run evaluates."""
+    # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
+    batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device, 128))
+    if device.type == "cuda":
+        # All of its memory, not what is free, so that ranks agree.
+        available = MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
+        while batch_size > 1 and inference_bytes(config.model, batch_size, torch.float32, "cuda") > available:
+            batch_size //= 2
+    return LoaderOptions(batch_size, config.data.workers, config.data.on_error)
+
+
+def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
+    """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
+    options = evaluation_options(config, device_of(model))
+    preprocessing = config.data.preprocessing(config.model.image_size)
+    if config.masking is not None:
+        return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
+    return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)

@@ -1,0 +1,105 @@
+"""A recipe, what is given, and the facts: the same on the command line and in Python."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from vitlab.config import DataConfig, FewShotConfig
+from vitlab.errors import UserError
+from vitlab.models import ViTConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.finetune import OPEN, cifar10, custom, staged
+from vitlab.recipes.resolve import BY_BUDGET, Facts, changes, resolve, with_settings
+from vitlab.recipes.tiny import digits
+
+S14 = ViTConfig(image_size=518, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
+SMALL = Preprocessing(182)
+FACTS = Facts("cpu", S14, Preprocessing(518), examples=160, num_classes=3)
+
+
+def test_the_recipe_alone() -> None:
+    for recipe in (cifar10, digits):
+        assert resolve(recipe()).config == recipe()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"optim.lr": 3e-3}, {"optim.lr": 3e-3, "learning_rates": ()}),
+        ({"learning_rates": (0.1,)}, {"learning_rates": (0.1,), "optim.lr": 0.1}),
+        ({"epochs": 2.0}, {"epochs": 2.0, "steps": None}),
+        ({"data.crop": "pad"}, {"data.crop": "pad"}),
+        ({"data.name": "folder:x"}, {"data.name": "folder:x", "data.on_error": "skip"}),
+        ({"data.name": "csv:x", "data.on_error": "raise"}, {"data.name": "csv:x"}),
+        ({"data.name": "digits"}, {"data.name": "digits"}),
+        ({"fewshot.shots": (5,)}, {"fewshot": FewShotConfig(shots=(5,))}),
+        ({"optim.name": "adam"}, {"optim.name": "adam"}),
+    ],
+)
+def test_given_settings_and_what_they_replace(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert dict(changes(cifar10(), resolve(cifar10(), given).config)) == expected
+
+
+def test_a_setting_without_effect_returns_to_its_default() -> None:
+    """The recipe's `pad` is not the user's mistake when another crop is given."""
+    assert digits().data.pad != DataConfig.pad
+    assert resolve(digits(), {"data.crop": "none"}).config.data.pad == DataConfig.pad
+    with pytest.raises(UserError, match="pad=3 has no effect"):
+        resolve(digits(), {"data.crop": "none", "data.pad": 3})
+
+
+def test_steps_and_epochs_replace_each_other() -> None:
+    for config in (digits(), custom()):
+        steps, epochs = resolve(config, {"steps": 7}).config, resolve(config, {"epochs": 0.5}).config
+        assert (steps.steps, steps.epochs, epochs.steps, epochs.epochs) == (7, None, None, 0.5)
+
+
+def test_a_given_setting_is_not_open() -> None:
+    given = {"epochs": 1.0, "data.eval_resize": 9, "optim.lr": 1e-3, "seed": 3}
+    left = {*OPEN["staged"]} - {"steps", "learning_rates", "refit"}
+    left -= {"data.eval_resize", "data.eval_interpolation"}
+    assert resolve(staged(), given, OPEN["staged"]).open_settings == left
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": 3, "optim.warmup_steps": 1}, "leave out optim.warmup_steps, steps, or the budget"),
+        ({"optim.lr": 0.1, "learning_rates": (0.1, 0.2)}, "give one of them"),
+        ({"optim.lr": 0.1, "held_out": 0.3}, "held_out has no effect with one learning rate"),
+        ({"optim.rate": 0.1}, "unknown setting 'rate'"),
+        ({"masking.share": 0.5}, "masking is None"),
+        ({"steps": 0}, "steps is 0"),
+    ],
+)
+def test_invalid_settings(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(cifar10(), given, budget="steps" in given and len(given) > 1)
+
+
+def test_facts_choose_what_is_open_and_the_reasons_say_so() -> None:
+    resolved = resolve(
+        custom(), {"mixup": 0.2, "seed": 1}, OPEN["custom"], dataclasses.replace(FACTS, preprocessing=SMALL)
+    )
+    assert (resolved.config.steps, resolved.config.batch_size, resolved.config.mixup) == (100, 32, 0.2)
+    assert resolved.config.model == dataclasses.replace(S14, image_size=182, num_classes=3)
+    reasons = {reason.setting: (reason.value, reason.why) for reason in resolved.reasons}
+    assert reasons["model.image_size"] == (182, "the checkpoint")
+    assert reasons["steps"] == (100, "the training images")
+    assert "mixup" not in reasons
+
+
+def test_it_may_be_called_again_with_its_result() -> None:
+    """Without facts first, as when a command is read, and with them when they are known."""
+    given = {"data.name": "folder:x", "optim.lr": 1e-3}
+    first = resolve(staged(), given, OPEN["staged"])
+    again = resolve(first.config, open_settings=first.open_settings, facts=FACTS)
+    assert again == resolve(staged(), given, OPEN["staged"], FACTS)
+
+
+def test_changes_are_what_with_settings_takes() -> None:
+    for config in (staged(), custom()):
+        after = resolve(config, {}, OPEN["staged"], FACTS).config
+        assert with_settings(config, dict(changes(config, after))) == after
+    assert OPEN["staged"] != BY_BUDGET
