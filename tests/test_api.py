@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,13 @@ def test_a_broken_image_does_not_end_the_call(flowers: Path) -> None:
         "image 0",
         "image 1",
     ]
+
+
+def test_what_is_no_image_is_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose error says what is allowed."""
+    monkeypatch.setattr("vitlab.api.predict_images", lambda _, sources, *args, **kwargs: sources)
+    for images in (42, None):
+        assert inspect.unwrap(vitlab.predict)("model", images) == (images,)  # pyright: ignore[reportArgumentType]
 
 
 def test_inspect_writes_into_the_folder_of_the_run(flowers: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

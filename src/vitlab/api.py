@@ -24,9 +24,8 @@ from vitlab.evaluation.predict import predict as predict_images
 from vitlab.evaluation.sources import ImageSource
 from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
 from vitlab.finetuning.result import Finetuned
-from vitlab.inspection.finished_run import run_folders
 from vitlab.inspection.page import data_uri
-from vitlab.inspection.write_pages import as_text, inspect_checkpoint
+from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
 from vitlab.recipes import FINETUNE, OPEN, resolve
 from vitlab.recipes.resolve import changes
 from vitlab.settings import nearest
@@ -113,7 +112,8 @@ def predict(
     cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
     missing paths and for arrays of other types, shapes and ranges; those of an iterator have their `error`.
     """
-    sources: Any = [images] if isinstance(images, get_args(ImageSource)) else images
+    several = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
+    sources: Any = images if several else [images]
     return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
 
 
@@ -143,7 +143,7 @@ def inspect(
     `options` are those of `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
-    out = Path(out) if out is not None else Path(path if run_folders(path) else "") / "inspect"
+    out = Path(out) if out is not None else default_out(path)
     result = inspect_checkpoint(path, [str(source) for source in sources], out, **options)
     return Inspected(result, out)
 

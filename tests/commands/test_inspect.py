@@ -20,8 +20,9 @@ def test_inspect_leaves_a_page(run: Path, image: Path, capsys: pytest.CaptureFix
     result = json.loads(out)
     assert result["images"] == 1
     assert [image["path"] for image in result["unreadable"]] == ["broken.png"]
-    assert result["page"] == str(Path("inspect/index.html").resolve())
+    assert result["page"] == str((run / "inspect/index.html").resolve())
     assert "images: " in err
+    assert not Path("inspect").exists()
 
 
 def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

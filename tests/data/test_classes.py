@@ -43,6 +43,18 @@ def test_folders_and_tables_have_one_order(tmp_path: Path) -> None:
     assert labels[0] == labels[1]
 
 
+def test_names_that_differ_in_case_or_spaces_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("cat", "Cat", "cat ", "big dog", "big_dog", "cow", "cow-2"):
+        put(tmp_path / "set" / name / "1.png")
+    (tmp_path / "set.csv").write_text("file,label\nset/cat/1.png,cat\nset/Cat/1.png, Cat \nset/cat /1.png,cat \n")
+    assert len(load_dataset(f"folder:{tmp_path}/set", "all").classes) == 7
+    assert load_dataset(f"csv:{tmp_path}/set.csv", "all").classes == ("Cat", "cat")
+    load_dataset(f"csv:{tmp_path}/set.csv", "all")
+    said = [line for line in caplog.messages if "classes of their own" in line]
+    assert ["'Cat' and 'cat' and 'cat ', 'big dog' and 'big_dog' are" in line for line in said] == [True, False]
+    assert "'Cat' and 'cat' are classes" in said[1]
+
+
 # ------------------------------------------------------------------------------------------- Unicode forms
 
 

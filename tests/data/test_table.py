@@ -166,7 +166,7 @@ def test_shards_hold_several_labels(tmp_path: Path) -> None:
     assert written == expected
 
 
-def test_a_run_on_several_labels(tmp_path: Path) -> None:
+def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It learns all of them: images are red, green, both or neither."""
     rows, random = [], np.random.default_rng(0)
     for i in range(60):
@@ -189,6 +189,10 @@ def test_a_run_on_several_labels(tmp_path: Path) -> None:
     outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     record = outcome.result["test"]
     assert record["mean_average_precision"] > 0.95
+    shown = capsys.readouterr().err
+    assert "top label right" in shown
+    assert "val_mean_average_precision" in shown
+    assert "acc" not in shown
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("val_mean_average_precision" in line for line in lines)
     again = evaluate_checkpoint(tmp_path / "run", name, options=EvalOptions(batch_size=4, device="cpu"))
@@ -257,6 +261,43 @@ def test_no_combination_of_labels_is_a_class_in_silence(
     assert (part.classes, part.multi_label) == (classes, "big" in classes)
     assert message in caplog.text
     assert bool(message) == ("labels such as" in caplog.text)
+
+
+@pytest.mark.parametrize("cell", ["nan", "NaN", "<NA>", "null", "NULL", "#N/A", "['nan']"])
+def test_what_pandas_writes_for_a_missing_label_is_no_class(
+    cell: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = f"file,label,group\na.png,x,1\nb.png,y,nan\nc.png,{cell},nan\n"
+    with pytest.raises(UserError, match=r"no label for 1 images: .*c.png"):
+        load_dataset(table(tmp_path, text), "all")
+    assert ("is read as an empty cell; rename it if it is a class" in caplog.text) == (cell[0] != "[")
+    part = load_dataset(table(tmp_path, text.replace(",x,", ",x|y,")), "all")
+    assert (part.classes, label_lists(part)) == (("x", "y"), [["x", "y"], ["y"], []])
+    assert part.groups is not None
+    assert len(set(part.groups)) == 3
+
+
+@pytest.mark.parametrize("cell", ["None", "none", "NA", "n/a"])
+def test_a_class_that_may_mean_none_is_said(cell: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    part = load_dataset(table(tmp_path, f"file,label\na.png,x\nb.png,{cell}\n"), "all")
+    assert set(part.classes) == {"x", cell}
+    assert f"the label {cell} is a class; leave the cells empty" in caplog.text
+
+
+def test_whole_numbers_with_a_point_are_those_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As pandas writes a column of integers with a gap."""
+    part = load_dataset(table(tmp_path, "file,label\na.png,0.0\nb.png,10.0\nc.png,2\nd.png,2.0\n"), "all")
+    assert (part.classes, part.labels.tolist()) == (("0", "2", "10"), [0, 2, 1, 1])
+    assert "labels such as 0.0 are read as whole numbers" in caplog.text
+    part = load_dataset(table(tmp_path, "file,label\na.png,0.0\nb.png,v2.0\n"), "all")
+    assert part.classes == ("0.0", "v2.0")
+
+
+@pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", "\ufeff"), ("utf-16-be", "\ufeff"), ("utf-16", "")])
+def test_unicode_text_of_spreadsheets(encoding: str, mark: str, tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(f"{mark}file\tlabel\r\na.png\tÜbung\r\n".encode(encoding))
+    put(tmp_path / "a.png")
+    assert load_dataset(f"csv:{tmp_path}/labels.txt", "all").classes == ("Übung",)
 
 
 def test_a_column_for_each_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -391,7 +432,11 @@ def test_invalid_tables(text: str, message: str, tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("file,label\na.png,é\n".encode("latin-1"))
     irregular("pipe", tmp_path / "pipe.csv", tmp_path)
-    for file, message in (("latin", "it is not UTF-8"), ("pipe", "named pipe"), ("no", "no.csv does not exist")):
+    for file, message in (
+        ("latin", "it is not text in UTF-8: save it as CSV"),
+        ("pipe", "named pipe"),
+        ("no", "no.csv does not exist"),
+    ):
         with pytest.raises(UserError, match=message):
             load_dataset(f"csv:{tmp_path / file}.csv", "train")
 

@@ -40,6 +40,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------------------------------------- complete data sets
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_bits_that_are_lost_are_said(bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where images are resized; else all bytes are copied."""
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(3):
+            pixels = np.full((80, 80), i, f"uint{bits}")
+            Image.fromarray(pixels).save(tmp_path / "set" / name / f"{i}.png")
+    for size in (None, 32):
+        write_shards(f"folder:{tmp_path / 'set'}", tmp_path / str(size), ShardSettings(size=size))
+        assert ("16-bit images have 8 bits where they are resized" in caplog.text) == (bits == 16 and size == 32)
+
+
 def test_a_copy_equals_its_source(pets: Path, tmp_path: Path) -> None:
     reports = []
     result = write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=lambda *report: reports.append(report))

@@ -336,7 +336,9 @@ def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_images_that_the_run_skipped_are_skipped(workdir: Path, tmp_path: Path) -> None:
+def test_images_that_the_run_skipped_are_skipped(
+    workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As finetune does with files of one's own; elsewhere an unreadable image stops the evaluation."""
     for i in range(36):
         put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
@@ -350,3 +352,8 @@ def test_images_that_the_run_skipped_are_skipped(workdir: Path, tmp_path: Path) 
     assert (len(result.labels), result.skipped) == (images - 1, 1)
     with pytest.raises(ImageError, match=r"1\.png"):
         evaluate_checkpoint(tmp_path / "strict", split="all", options=CPU)
+    assert "no image of" not in caplog.text
+    for image in (tmp_path / "mine" / "4").iterdir():
+        image.write_bytes(b"")
+    evaluate_checkpoint(tmp_path / "lenient", split="all", options=CPU)
+    assert f"no image of 4 in {own} (all) can be read" in caplog.text

@@ -192,6 +192,21 @@ def test_unreadable_images_are_skipped_and_not_cached(
     assert computed() == 0
 
 
+def test_a_class_of_which_all_is_skipped_is_said(
+    model: ViT, files: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, lost = Entry.read, {files.entries[i].file for i in np.flatnonzero(files.labels == 1).tolist()}
+
+    def failing(entry: Entry, levels: Any = None) -> np.ndarray:
+        if entry.file in lost:
+            raise ImageError(entry.file, "Input/output error")
+        return read(entry, levels)
+
+    monkeypatch.setattr(Entry, "read", failing)
+    features(model, files, SKIP)
+    assert f"no image of {files.classes[1]} in {files.name} ({files.split}) can be read" in caplog.text
+
+
 def test_weights_that_are_corrupt(model: ViT, files: Dataset, tmp_path: Path) -> None:
     with torch.no_grad():
         model.embedding.bias[0] = torch.nan

@@ -1,6 +1,7 @@
 """Images in every form that `predict` takes."""
 
 import functools
+import inspect
 import io
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def planes(dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         torch.stack([planes(torch.float64)] * 2),
         encoded(),
         bytearray(encoded()),
+        memoryview(encoded()),
         io.BytesIO(encoded()),
         Image.open(io.BytesIO(encoded())),
     ],
@@ -86,6 +88,8 @@ def test_gray_and_transparent_pixels_are_those_of_files() -> None:
         (np.zeros((0, 8, 3), np.uint8), "none of them 0"),
         ("nowhere.png", "there is no file or folder"),
         ("*.gif", "no file matches"),
+        ("ftp://host/a.png", "cannot be downloaded; give an address of http"),
+        ("file:///a*.png", "cannot be downloaded; give an address of http"),
     ],
 )
 def test_what_is_ambiguous_or_missing_is_refused(source: Any, message: str, photos: Path) -> None:
@@ -95,6 +99,12 @@ def test_what_is_ambiguous_or_missing_is_refused(source: Any, message: str, phot
     assert first[0] == "a.png"
     with pytest.raises(ImageError):
         read_image(error, name)
+
+
+def test_what_is_no_image_is_refused() -> None:
+    """As without jaxtyping, which checks types in tests alone."""
+    with pytest.raises(UserError, match="image 0 is of the type int; give a path, bytes, a PIL image"):
+        list(inspect.unwrap(module._expand)(42, 0))
 
 
 def test_patterns_and_folders(photos: Path) -> None:

@@ -1,7 +1,9 @@
 """The held-out part of the training split, the best learning rate, and the estimate before a fine-tuning begins."""
 
+import contextlib
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from vitlab.models.vit import build_model
 from vitlab.recipes.finetune import custom
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
-from vitlab.weights import load_metadata, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 
 def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any]:
@@ -178,6 +180,10 @@ def test_a_label_that_all_images_have(
         assert "accuracy" not in text.replace("makes the least-squares", "")
     assert precision in done.summary()
     assert f"{test['mean_average_precision']:.2%}" in card
+    (code,) = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
+    with contextlib.chdir(tmp_path / "out" / "model"):
+        exec(code, names := {})
+    assert names["model"].config == load_model(tmp_path / "out").config
     data: Any = ModelCard(card).data
     assert data.eval_results[0].metric_type == "mean_average_precision"
 

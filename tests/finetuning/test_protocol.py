@@ -236,8 +236,10 @@ def test_a_finished_search_is_only_read(
     assert (trained, evaluated) == ([], [])
     assert contents(folder) == before
     assert not any("what this will take" in line for line in log)
+    assert log.count(settings := f"settings: {folder / 'config.json'}") == 1
     with pytest.raises(ValueError, match=r"(?s)other settings:\n  learning_rates: .*\n  runs: 2 -> 3"):
-        tune(workdir, dataclasses.replace(config, learning_rates=(1e-6, 0.1, 0.2), runs=3), folder)
+        tune(workdir, dataclasses.replace(config, learning_rates=(1e-6, 0.1, 0.2), runs=3), folder, log=log.append)
+    assert log.count(settings) == 1  # a refused run has none
 
 
 @pytest.mark.usefixtures("pretrained")

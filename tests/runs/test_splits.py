@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.runs.splits import Splits, drop_unreadable
+from vitlab.models.config import ViTConfig
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.splits import Splits, drop_unreadable, require_readable_classes
 from vitlab.train.distributed import init_distributed
 
 
@@ -54,6 +58,25 @@ def test_a_class_without_a_readable_image(tmp_path: Path, caplog: pytest.LogCapt
         image.write_bytes(b"")
     with pytest.raises(UserError, match=r"no image of bees in .*\(train\) can be read; .*zero bytes"):
         drop_unreadable(splits)
+
+
+def test_a_class_to_pretrain_without_a_readable_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image of each class is decoded, or all up to the first that can be."""
+    train = folder_splits(tmp_path, 100).train
+    decoded: list[int] = []
+    image = Dataset.image
+    monkeypatch.setattr(Dataset, "image", lambda self, index: decoded.append(index) or image(self, index))
+    require_readable_classes(train)
+    assert sorted(decoded) == [0, 5]
+    for path in (tmp_path / "train" / "bees").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"no image of bees in .*\(train\) can be read; .*zero bytes"):
+        require_readable_classes(train)
+    model = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8)
+    data, optim = DataConfig(f"folder:{tmp_path}", on_error="skip"), OptimConfig(lr=0.01)
+    config = TrainConfig(model=model, data=data, optim=optim, batch_size=2, epochs=None, steps=1)
+    with pytest.raises(UserError, match="no image of bees"):
+        pretrain(config, tmp_path / "run", device="cpu")
 
 
 def test_rank_0_decodes_for_all(

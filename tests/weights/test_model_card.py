@@ -63,16 +63,36 @@ def test_the_card_of_a_run(folder: Path, to: Any, library: str) -> None:
     assert convert("theirs", "again", to=to)["difference"] < 1e-4
 
 
+def several_labels() -> dict[str, Any]:
+    """The metadata of a run of several labels."""
+    test = {"test_mean_average_precision": 0.728, "test_f1": 0.5, "test_exact_match": 0.25, "test_accuracy": 1.0}
+    return RUN | test | {"test_images": 9, "label_thresholds": [0.125] * 5, "multi_label": True}
+
+
 def test_the_card_of_several_labels(tiny: Callable[..., ViT]) -> None:
     """With their thresholds, and without an accuracy, which one label that all images have makes 100 %."""
-    test = {"test_mean_average_precision": 0.728, "test_f1": 0.5, "test_exact_match": 0.25, "test_accuracy": 1.0}
-    text = model_card("vitlab", Path("several"), tiny().config, RUN | test | {"label_thresholds": [0.125] * 5})
+    text = model_card("vitlab", Path("several"), tiny().config, several_labels())
     assert ModelCard(text).data.to_dict()["model-index"][0]["results"][0]["metrics"] == [
         {"type": "mean_average_precision", "value": 0.728}
     ]
-    for fact in ("is 72.80%", "| mean F1 | 50.00% |", "exactly their labels | 25.00% |", "| rose 0.125, "):
+    for fact in (
+        "Sets each of 5 labels",
+        "is 72.80%",
+        "72.80% of 9 images |",
+        "| mean F1 | 50.00% |",
+        "exactly their labels | 25.00% |",
+        "| rose 0.125, ",
+    ):
         assert fact in text
     assert "100.00%" not in text
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_the_code_of_a_card_of_several_labels_runs(to: Any, folder: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), "several", extra=several_labels())
+    convert("several", "theirs", to=to)
+    theirs, ours = (names["model"] for names in blocks(folder / "theirs"))
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
 
 
 def test_its_code_loads_the_model_in_timm(folder: Path) -> None:
@@ -128,9 +148,10 @@ def test_hostile_names_end_neither_a_title_nor_the_front_matter(folder: Path) ->
 
 
 def test_a_hostile_name_quotes_no_other(folder: Path) -> None:
-    card = RUN | {"classes": ["a\x1bb", "b", "c", "d", "e"]}
+    card = several_labels() | {"classes": ["a\x1bb", "$b", "c", "d", "e"]}
     text = model_card("vitlab", folder / "ours", load_model("ours").config, card)
-    assert "| classes | a\\\\x1bb, b, c, d, e |" in text
+    assert r"| classes | a\\x1bb, \$b, c, d, e |" in text
+    assert r"| a\\x1bb 0.125, \$b 0.125, c 0.125, " in text
 
 
 @pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])

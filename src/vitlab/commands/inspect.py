@@ -18,6 +18,7 @@ from vitlab.commands import (
     print_result,
     read_names,
 )
+from vitlab.io import check_output
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Inspect:
         Positional[tuple[str, ...]],
         tyro.conf.arg(metavar="IMAGE ...", help=f"{IMAGES} Default: the test images of the run."),
     ] = ()
-    out: Path = Path("inspect")
-    """Folder for index.html, figures/ (PNG, SVG and the arrays behind them) and result.json."""
+    out: Path | None = None
+    """Folder for index.html, figures/ (PNG, SVG and the arrays behind them) and result.json; default: `inspect` in the
+    folder of a run, or for other checkpoints in the current folder."""
     shown: int = 16
     """Images on the page; attention distances are means over all images."""
     top: int = 5
@@ -45,11 +47,12 @@ class Inspect:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.inspection.write_pages import as_text, inspect_checkpoint
+        from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
 
+        check_output(out := self.out or default_out(self.checkpoint))
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
         options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
-        result = inspect_checkpoint(self.checkpoint, read_names(self.sources), self.out, **options, log=print_note)
+        result = inspect_checkpoint(self.checkpoint, read_names(self.sources), out, **options, log=print_note)
         print_result(result, self.json, as_text(result))
         return 1 if result["unreadable"] else 0
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.checksums import sha256
 from vitlab.data.dataset import Dataset, Entries
+from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.io import open_regular
 
@@ -100,6 +101,24 @@ def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Seq
     if train:
         raise UserError(f"{text}. Mend the images, or leave the class out.")
     logger.warning("%s; nothing is measured on it", text)
+
+
+def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
+    """Logs classes without an image among those that were `read`, int [n]; the others were skipped."""
+    if len(read) < len(dataset):
+        skipped = np.setdiff1d(np.arange(len(dataset)), read).tolist()
+        failures = [(index, dataset.path(index), "it is skipped") for index in skipped]
+        require_classes_left(dataset, dataset.take(read), failures, train=False)
+
+
+def warn_of_similar_names(dataset: Dataset) -> None:
+    """Logs classes whose names differ in upper and lower case and in spaces alone."""
+    alike = collections.defaultdict[str, list[str]](list)
+    for name in dataset.classes:
+        alike["".join(name.replace("_", " ").split()).casefold()].append(name)
+    if pairs := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        text = f"{quoted(dataset.name)}: {first_ten(pairs)} are classes of their own; rename them if they are the same"
+        warn_once(text)
 
 
 def warn_of_contradictions(*datasets: Dataset) -> None:

@@ -47,15 +47,26 @@ def measure_range(dataset: Dataset) -> Levels:
 
 def warn_of_narrow_range(dataset: Dataset) -> None:
     """Warns where gray images of 16 bits use so little of their range that 8 bits lose most of it."""
-    if isinstance(dataset.entries, Entries) and not dataset.entries.local:  # each would be a download
-        return
-    ranges = _ranges(dataset, SAMPLED, deep=True)
+    ranges = _deep_ranges(dataset)
     if ranges and (width := (high := max(r[1] for r in ranges)) - (low := min(r[0] for r in ranges))) <= NARROW * 65535:
         logger.warning(
             "%s: its 16-bit images have values of %d to %d only, of which %d are told apart after the conversion to 8 "
             "bits: give --data.range %d %d, or --data.range auto",
             *(quoted(dataset.name), low, high, round(width / 257) + 1, low, max(high, low + 1)),
         )
+
+
+def warn_of_lost_bits(dataset: Dataset) -> None:
+    """Warns where gray images of 16 bits are resized to 8."""
+    if _deep_ranges(dataset):
+        text = "%s: 16-bit images have 8 bits where they are resized; without --size they are copied as they are"
+        logger.warning(text, quoted(dataset.name))
+
+
+def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
+    """`_ranges` of a few images of 16 bits; empty for remote shards, each of which would be a download."""
+    remote = isinstance(dataset.entries, Entries) and not dataset.entries.local
+    return [] if remote else _ranges(dataset, SAMPLED, deep=True)
 
 
 def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float]]:

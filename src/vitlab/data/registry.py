@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import keep_classes
+from vitlab.data.classes import keep_classes, warn_of_similar_names
 from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Levels
@@ -93,6 +93,7 @@ def load_dataset(
         dataset = leave_out(dataset, exclude, lambda: whole(name, "all" if _is_custom(name) else "trainval"))
     if _is_custom(name):
         _warn_of_small_classes(dataset)
+        warn_of_similar_names(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
 
 

@@ -16,7 +16,7 @@ from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.splits import warn_once
-from vitlab.data.table_file import FILE, LABEL, Columns, choose_columns, list_in, read_table
+from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns, list_in, read_table
 from vitlab.errors import UserError, first_ten, quoted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -184,11 +184,11 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
             invalid.append(f"line {line} has the {columns.split} {named!r} ({file}), not {_allowed(columns.split)}")
         else:
             group = str(record.get(columns.group) or "").strip() if columns.group else ""
-            rows.append(Row(file, labels, split or splits.get(named, ""), group))
+            rows.append(Row(file, labels, split or splits.get(named, ""), "" if group in MISSING else group))
     if invalid or not rows:
         raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
     _check_labels(rows, columns, records, read, where)
-    rows = _find_files(rows, path.parent, where)
+    rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
     if not columns.split and not split:
         rows = [row._replace(split=_SPLITS.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
     rows = [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
@@ -242,7 +242,11 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
             f"{where} has numbers as labels, such as {first_ten(decimal[:3])}: vitlab classifies, and these look like "
             f"a regression target. Make classes of them, by ranges with names, such as low and high."
         )
-    cells = (record.get(columns.labels[0]) for _, record in records)
+    cells = [record.get(columns.labels[0]) for _, record in records]
+    if not columns.one_hot and (missing := sorted(MISSING.intersection(str(cell).strip() for cell in cells))):
+        warn_once(f"{where}: the label {first_ten(missing)} is read as an empty cell; rename it if it is a class")
+    if names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
+        warn_once(f"{where}: the label {first_ten(names)} is a class; leave the cells empty if it means none")
     if not columns.one_hot and (written := next((cell for cell in cells if list_in(cell) is not None), None)):
         warn_once(f"{where}: labels such as {written} are read as lists, each item as a label")
     if read.label_separator is None and (separator := _likely_separator(labels)):
@@ -252,6 +256,16 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
             f"all). If they are several labels of an image, give --data.label-separator '{separator}'; '|' says that "
             f"they are names."
         )
+
+
+def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
+    """`rows`, where the labels `0.0` and `1.0`, as of a column of numbers with a gap, are `0` and `1`."""
+    labels = {label for row in rows for label in row.labels}
+    numbers = {label: label.partition(".")[0] for label in labels if re.fullmatch(r"[-+]?\d+(\.0*)?", label)}
+    if len(numbers) < len(labels) or not (points := sorted(label for label in labels if "." in label)):
+        return rows
+    warn_once(f"{where}: labels such as {points[0]} are read as whole numbers")
+    return [row._replace(labels=tuple(dict.fromkeys(map(numbers.__getitem__, row.labels)))) for row in rows]
 
 
 def _likely_separator(labels: Collection[str]) -> str:

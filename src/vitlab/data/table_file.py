@@ -1,5 +1,6 @@
 """A table as it stands in a file (CSV, JSON lines, Parquet), and which of its columns hold what."""
 
+import codecs
 import csv
 import io
 import math
@@ -25,6 +26,8 @@ MAX_TABLE_BYTES = 2**28
 _INDEX = re.compile(r"(unnamed: \d+)?")  # a column that pandas or a spreadsheet has added
 _LIST = re.compile(r"\[.*\]|[({]\s*['\"].*[)}]", re.DOTALL)  # of Python, NumPy or JSON
 _ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+MISSING = {"nan", "NaN", "<NA>", "NaT", "null", "NULL", "#N/A"}
+"""What programs write for an empty cell, and nobody calls a class. `None`, `none` and `NA` may be names."""
 _ONES, _ZEROS = {"1", "1.0", "true"}, {"0", "0.0", "false", "-1", "-1.0"}
 
 Records = Sequence[tuple[int, dict[str, Any]]]
@@ -50,7 +53,7 @@ class Columns(NamedTuple):
         if not all(value is None or isinstance(value, str | int | float) for value in values):
             return None
         labels = (label.strip() for value in values for label in _number_or_text(value).split(separator))
-        return tuple(dict.fromkeys(label for label in labels if label))
+        return tuple(dict.fromkeys(label for label in labels if label and label not in MISSING))
 
 
 def list_in(cell: Any) -> list[str] | None:
@@ -113,9 +116,10 @@ def read_table(path: Path) -> tuple[list[str], Records]:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     try:
-        text = read_regular(path, MAX_TABLE_BYTES).decode("utf-8-sig")
+        data = read_regular(path, MAX_TABLE_BYTES)
+        text = data.decode("utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8, as which it must be saved"
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8: save it as CSV in UTF-8"
         raise UserError(f"cannot read the table {quoted(str(path))}: {reason}") from error
     if path.suffix == ".jsonl":
         records = list(_json_lines(text, path))

@@ -29,6 +29,7 @@ from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
+from vitlab.data.levels import warn_of_lost_bits
 from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
 from vitlab.data.shards import scan
@@ -84,6 +85,8 @@ def write_shards(
     unfinished = target.with_name(f".{target.name}.unfinished")
     copied = splits_to_copy(source, splits, root=root, read=read)
     datasets = {split: load_dataset(source, split, root=root, on_error=on_error, read=read) for split in copied}
+    if settings.size is not None and copied:
+        warn_of_lost_bits(datasets[copied[0]])
     unfinished.mkdir(parents=True, exist_ok=True)
     if (lock := lock_file(unfinished / ".lock")) is None:
         raise UserError(f"another process is writing {folder}; wait for it, or give the name of another folder.")

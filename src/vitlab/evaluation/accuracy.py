@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitlab.config.data import ReadConfig
+from vitlab.data.classes import warn_of_skipped_classes
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.dataset_table import DATASETS
 from vitlab.data.loader import Batch
@@ -335,4 +336,6 @@ def evaluate_checkpoint(
     if options.compile:
         compile_inference(loaded.model, options.batch_size, log)
     evaluation = evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
+    if world.is_rank_0:
+        warn_of_skipped_classes(images, evaluation.indices)
     return evaluation.with_thresholds(thresholds)

@@ -16,7 +16,7 @@ from torch import nn
 
 from vitlab.config.data import ReadConfig
 from vitlab.data import downloads
-from vitlab.data.classes import require_two_classes
+from vitlab.data.classes import require_two_classes, warn_of_skipped_classes
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.decode import Levels
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
@@ -79,6 +79,8 @@ def features(
                 f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
                 f"corrupt, or the training diverged. Take another checkpoint."
             )
+        if world.is_rank_0:
+            warn_of_skipped_classes(dataset, indices)
         if path is not None and len(x) == len(dataset) and world.is_rank_0:
             write_arrays(path, {"x": x})
     return Features(x, dataset.labels[indices], indices, len(dataset) - len(indices))

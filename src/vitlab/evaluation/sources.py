@@ -23,7 +23,7 @@ MAX_BYTES = 50 * 2**20
 ADDRESS = re.compile(r"[a-z0-9]+://")
 PILLOW_ERRORS = (OSError, SyntaxError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, struct.error)
 """What an opened image raises when its pixels are read."""
-ImageSource = str | Path | bytes | bytearray | io.IOBase | Image.Image | np.ndarray | Tensor
+ImageSource = str | Path | bytes | bytearray | memoryview | io.IOBase | Image.Image | np.ndarray | Tensor
 """Images in RGB. A path of a file, of a folder (searched recursively), or a pattern such as `photos/*.jpg`; an address
 such as https://HOST/IMAGE; an encoded file as bytes or opened in binary mode; a PIL image; uint8 pixels [H, W, 3],
 [H, W, 4] or gray [H, W], or a batch [B, H, W, C]; a tensor [C, H, W] or [B, C, H, W], uint8 or of floats from 0 to 1
@@ -79,10 +79,12 @@ def _expand(source: ImageSource, count: int) -> Iterator[tuple[str, ImageSource]
         yield from ((f"image {count + row}", pixels) for row, pixels in enumerate(_pixels(source, name)))
     elif isinstance(source, io.TextIOBase):
         raise UserError(f"{name} is a file opened as text; open it in binary mode ('rb').")
-    elif isinstance(source, (bytes, bytearray, io.IOBase, Image.Image)):
+    elif isinstance(source, (bytes, bytearray, memoryview, io.IOBase, Image.Image)):
         yield name, source
     else:
-        raise UserError(f"{name} is a {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor.")
+        raise UserError(
+            f"{name} is of the type {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor."
+        )
 
 
 def _files(source: str) -> Iterator[tuple[str, str | Path]]:
@@ -97,6 +99,8 @@ def _files(source: str) -> Iterator[tuple[str, str | Path]]:
         yield from ((str(file), file) for file in files)
     elif path.exists():  # anything but a regular file is an error of its reader
         yield str(path), path
+    elif "://" in source:
+        raise UserError(f"{quoted(source)} cannot be downloaded; give an address of http(s), s3, gs or hf, or a file.")
     elif glob.has_magic(source):
         matches = sorted(glob.glob(source, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
         if "**" in source:  # which matches folders and all in them

@@ -222,10 +222,10 @@ class FinetuneJob(JobInputs):
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
     def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Sweep and runs, each in its own folder, and what `make_report()` writes in the end; returns the content of
-        `workdir`/result.json."""
+        """Sweep and runs, each in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
         settings = run_settings("finetune", self.init_id, self.splits, self.config) | {"reasons": self.reasons}
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
+            self.log(f"settings: {workdir / 'config.json'}")
             if not folder.finished:
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
                 folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))

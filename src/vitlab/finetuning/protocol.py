@@ -80,7 +80,6 @@ def sweep_and_finetune(
     config = job.config
     for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
         log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
-    log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(
             config, job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons}), workdir

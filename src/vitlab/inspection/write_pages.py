@@ -112,6 +112,11 @@ def _check_out(out: Path) -> None:
         raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
+def default_out(checkpoint: str | Path) -> Path:
+    """The folder `inspect` of a run, or of the current folder for other checkpoints."""
+    return Path(checkpoint if run_folders(checkpoint) else "") / "inspect"
+
+
 def report(
     run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto", kind: Report = "whole"
 ) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from vitlab.config import TrainConfig
 from vitlab.data.classes import require_two_classes
 from vitlab.data.registry import check_source
 from vitlab.runs.run import Execution, Outcome, excluded, run
-from vitlab.runs.splits import load_splits, with_measured_range
+from vitlab.runs.splits import load_splits, require_readable_classes, with_measured_range
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
@@ -37,6 +37,8 @@ def pretrain(
     splits = load_splits(config.data, world, config.loss == "sigmoid")
     if config.masking is None:
         require_two_classes(splits.train)
+        if config.data.on_error == "skip":
+            require_readable_classes(splits.train, world)
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)

@@ -1,6 +1,7 @@
 """The images of a run: its splits, without those that cannot be read."""
 
 import dataclasses
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from vitlab.config import DataConfig
 from vitlab.data.classes import require_classes_left, warn_of_contradictions
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, Entries
 from vitlab.data.decode import ImageError
 from vitlab.data.levels import measure_range, warn_of_narrow_range
 from vitlab.data.registry import load_dataset, require_disjoint
@@ -100,23 +101,51 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
     return Splits(train_set, val, test, [{"path": path, "reason": reasons[path]} for path in sorted(reasons)])
 
 
+def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
+    """Raises UserError for a class without a readable image. Decodes one of each class, on rank 0 and for all, and more
+    where it cannot be read; none of remote shards, each of which would be a download."""
+    if isinstance(train.entries, Entries) and not train.entries.local:
+        return
+    labels = train.all_labels
+    order = np.argsort(labels.values, kind="stable")
+    images = np.repeat(np.arange(len(train)), labels.counts)[order]
+    classes = np.split(images, np.flatnonzero(np.diff(labels.values[order])) + 1)
+
+    def find_first(indices: np.ndarray) -> list[tuple[int, str, str]]:
+        failures = []
+        for index in indices.tolist():
+            if (error := _error_of(train, index)) is None:
+                break
+            failures.append((index, error.path, error.reason))
+        return failures
+
+    def find() -> list[tuple[int, str, str]]:
+        with ThreadPoolExecutor() as pool:
+            return [failure for failures in pool.map(find_first, classes) for failure in failures]
+
+    if failures := world.broadcast_object(find):
+        rest = train.take(np.setdiff1d(np.arange(len(train)), [index for index, *_ in failures]))
+        require_classes_left(train, rest, failures, train=True)
+
+
+def _error_of(dataset: Dataset, index: int) -> ImageError | None:
+    """Why an image cannot be decoded, if it cannot."""
+    try:
+        dataset.image(index)
+    except ImageError as error:
+        return error
+    return None
+
+
 def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
     """Index, path and reason of every image that cannot be decoded."""
-
-    def error_of(index: int) -> ImageError | None:
-        try:
-            dataset.image(index)
-        except ImageError as error:
-            return error
-        return None
-
     errors = dict(dataset.failures)
     if dataset.pixels is None:
         display = ProgressDisplay(f"checking that the images of {dataset.split} can be read", len(dataset))
         with display, ThreadPoolExecutor() as pool:  # decoding releases the GIL
             for start in range(0, len(dataset), 512):  # millions of tasks at once would fill the memory
                 block = range(start, min(start + 512, len(dataset)))
-                results = zip(block, pool.map(error_of, block), strict=True)
+                results = zip(block, pool.map(functools.partial(_error_of, dataset), block), strict=True)
                 errors |= {index: error for index, error in results if error is not None}
                 display.update(block.stop)
     return [(index, error.path, error.reason) for index, error in errors.items()]

@@ -94,8 +94,9 @@ def train(
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     config = dataclasses.replace(config, compile=resolve_compile(config, device, steps))
     state = create_state(config, model.to(device), device, world)
+    quiet, multi_label = not world.is_rank_0, dataset.multi_label
     with (
-        TrainProgress(description, steps, config.batch_size, quiet=not world.is_rank_0) as progress,
+        TrainProgress(description, steps, config.batch_size, quiet, multi_label) as progress,
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
@@ -260,7 +261,9 @@ class _Run:
                 model.register_forward_pre_hook(lambda *_: self.save_and_stop() if self.stop.is_set() else None)
             metrics = self.evaluate(model)
             self.workdir.log(METRICS, self.state.step, metrics)
-            self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
+            hidden = ("_accuracy", "_top5") if self.dataset.multi_label else ()  # whether the top label is right
+            shown = (f"{name} {value:.4f}" for name, value in metrics.items() if not name.endswith(hidden))
+            self.progress.say(f"step {self.state.step}: {', '.join(shown)}")
 
     def save(self) -> None:
         """Saves the last complete step, while training goes on; once."""

@@ -109,9 +109,12 @@ class Throughput:
 class TrainProgress(ProgressDisplay):
     """The progress of a run: `show` displays a record, `tick` the speed between two records."""
 
-    def __init__(self, description: str, total_steps: int, batch_size: int, quiet: bool = False) -> None:
+    def __init__(
+        self, description: str, total_steps: int, batch_size: int, quiet: bool = False, multi_label: bool = False
+    ) -> None:
         super().__init__(description, total_steps, unit="steps", quiet=quiet)
         self._batch_size = batch_size
+        self._accuracy_name = "top label right" if multi_label else "acc"
         self.last_record = 0, time.monotonic()
         """The step of the last record, and its time."""
 
@@ -125,7 +128,7 @@ class TrainProgress(ProgressDisplay):
             f"step {metrics['step']}/{self.total}",
             f"epoch {metrics['epoch']:.2f}",
             f"loss {metrics['loss']:.4f}",
-            *([f"acc {metrics['accuracy']:.1%}"] if "accuracy" in metrics else []),
+            *([f"{self._accuracy_name} {metrics['accuracy']:.1%}"] if "accuracy" in metrics else []),
             f"lr {metrics['lr']:.2e}",
             f"{format_rate(speed['images_per_s'])} img/s",
             f"wait {speed['data_wait']:.0%}",

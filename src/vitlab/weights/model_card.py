@@ -23,7 +23,7 @@ ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]])", r"\\\1", quoted(str(value)))
+ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]$])", r"\\\1", quoted(str(value)))
 
 
 def model_card(
@@ -119,10 +119,11 @@ def _one(card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
 def _several(card: Mapping[str, Any]) -> dict[str, str | None]:
     """The test of a model of several labels per image, and the thresholds from which they are set."""
     named = zip(card.get("classes") or (), card.get("label_thresholds") or (), strict=False)
-    thresholds = [f"{name} {threshold:.3f}" for name, threshold in named]
+    thresholds = [f"{printable(str(name))} {threshold:.3f}" for name, threshold in named]
     more = ", ..." if len(thresholds) > CLASSES else ""
+    images = f" of {card['test_images']:,} images" if card.get("test_images") else ""
     return {
-        "mean average precision": _percent(card, "test_mean_average_precision"),
+        "mean average precision": f"{card['test_mean_average_precision']:.2%}{images}",
         "mean F1": _percent(card, "test_f1"),
         "images with exactly their labels": _percent(card, "test_exact_match"),
         "thresholds of the labels": ", ".join(thresholds[:CLASSES]) + more or "0.5",
