@@ -19,8 +19,8 @@ def test_logits() -> None:
     with torch.no_grad():
         expected = example_model(VIT)(example_images(VIT, 3))
     assert expected.std() > 0.01  # a new head would return zeros
-    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 5e-2)):
-        logits = build(Work(VIT, "infer", 3, dtype))()
+    for work, tolerance in ((Work(VIT, "infer", 3, "float32"), 1e-4), (Work(VIT, "infer", 3, "bfloat16"), 5e-2)):
+        logits = build(work)()
         assert logits is not None
         assert logits.shape == (3, 5)
         assert (logits.float() - expected).norm() < tolerance * expected.norm()
