@@ -28,11 +28,12 @@ from typing import Any, Literal, get_args
 import timm
 import torch
 import tyro
+from peer_models import OURS, build
 from run_record import describe_run
 from torch import Tensor
 
 from vitlab.cost import measure
-from vitlab.cost.peers import OURS, Mode, Work, build, example_images, example_model
+from vitlab.cost.step import Mode, Work, example_images, example_model
 from vitlab.models import get_config
 from vitlab.train.throughput import peak_flops
 

@@ -2,7 +2,7 @@
 
     python benchmarks/train_cpu.py --rounds 7 --out benchmarks/results/train_cpu.json
 
-What `vitlab bench --mode train --against timm` does, for shapes that are no model of the paper: one for images of
+What `peer_speed.py --mode train` does, for shapes that are no model of the paper: one for images of
 CIFAR's size, and two with timm's exact GELU. Both train on the same batch with AdamW, gradients clipped at 1,
 cross-entropy, in bfloat16 or float32:
 
@@ -21,11 +21,12 @@ from typing import Any, Literal
 import timm
 import torch
 import tyro
+from peer_models import OURS, build
 from run_record import describe_run
 from timm.layers.config import set_fused_attn
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
-from vitlab.cost.peers import OURS, Work, build
+from vitlab.cost.step import Work
 from vitlab.models.config import ViTConfig
 from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 

@@ -17,6 +17,7 @@ from vitlab.cost.bench import (
     CEILING,
     FIGURE_12,
     MAX_BATCH,
+    MODEL,
     bench,
     fastest_batch,
     largest_batch,
@@ -26,10 +27,9 @@ from vitlab.cost.bench import (
     table,
 )
 from vitlab.cost.options import BenchOptions
-from vitlab.cost.peers import OURS, Mode, Work, build
+from vitlab.cost.step import Mode, Work
 from vitlab.models import ViTConfig
 from vitlab.models import registry as models
-from vitlab.weights import ParityError
 
 TINY = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=2, mlp_dim=24, num_classes=5)
 ONE = BenchOptions(sizes=(16,), batch=2, seconds=1e-6, rounds=3, largest=False, dtype="float32", memory=0.1)
@@ -40,7 +40,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(models.MODELS, "Tiny/8", TINY)
-    monkeypatch.setattr(module, "peak_bytes", lambda name, work: work.batch * MIB)
+    monkeypatch.setattr(module, "peak_bytes", lambda work: work.batch * MIB)
     monkeypatch.setattr(module, "panels", lambda _: [])  # drawing takes longer than everything else,
     monkeypatch.setattr("gc.collect", lambda: 0)  # except for a collection among the objects of all tests
     monkeypatch.chdir(tmp_path)
@@ -50,11 +50,11 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(NAMES, ONE, tmp_path)
     (row,) = record["rows"]
     assert (row["model"], row["image_size"], row["mode"], row["batch"]) == ("Tiny/8", 16, "infer", 2)
-    speed = row["contenders"][OURS]["images_per_s"]
+    speed = row["images_per_s"]
     assert len(speed["all"]) == 3
     assert row["tflops"] == pytest.approx(speed["median"] * 2 * TINY.forward_macs / 1e12)
     assert row["mfu"] is None  # the peak of a CPU is unknown
-    assert row["contenders"][OURS]["peak_bytes"] == 2 * MIB
+    assert row["peak_bytes"] == 2 * MIB
     assert 0 < row["ceiling"]["share"]["median"] < 1
     assert (record["settings"]["dtype"], record["machine"]["threads"]) == ("float32", torch.get_num_threads())
     assert json.loads((tmp_path / "bench.json").read_text()) == record
@@ -63,9 +63,8 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[1/1] Tiny/8, 16 pixels, inference: batch 2, images/s " in progress
 
 
-def test_ratio_to_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("timm")
-    rates = {OURS: [10.0, 5.0, 10.0], CEILING: [20.0, 20.0, 20.0], "timm": [5.0, 2.5, 8.0]}
+def test_speed_and_share_of_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {MODEL: [10.0, 5.0, 10.0], CEILING: [20.0, 20.0, 20.0]}
 
     def time_interleaved(steps: dict[str, Callable[[], object]], *_: object) -> dict[str, list[float]]:
         for step in steps.values():
@@ -73,24 +72,10 @@ def test_ratio_to_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return {name: rates[name] for name in steps}
 
     monkeypatch.setattr(module.measure, "time_interleaved", time_interleaved)
-    settings = dataclasses.replace(ONE, mode="train", against=("timm",))
-    (row,) = bench(NAMES, settings, tmp_path / "a")["rows"]
-    assert row["ratio"]["timm"]["all"] == [2.0, 2.0, 1.25]
-    assert row["contenders"][OURS]["images_per_s"]["median"] == 20
+    (row,) = bench(NAMES, dataclasses.replace(ONE, mode="train"), tmp_path)["rows"]
+    assert row["images_per_s"]["all"] == [20, 10, 20]
     assert row["tflops"] == pytest.approx(20 * 6 * TINY.forward_macs / 1e12)
     assert row["ceiling"]["share"]["median"] == 0.5
-
-    for error in (ParityError("different logits"), torch.OutOfMemoryError("out of memory")):
-
-        def failing(name: str, work: Work, error: Exception = error) -> Any:
-            if name == "timm":
-                raise error
-            return build(name, work)
-
-        monkeypatch.setattr(module, "build", failing)
-        (row,) = bench(NAMES, settings, tmp_path / str(error))["rows"]
-        assert (row["unable"], row["ratio"]) == ({"timm": str(error)}, {})
-        assert row["contenders"][OURS]["images_per_s"]["median"] == 20
 
 
 def test_what_does_not_fit_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,12 +85,12 @@ def test_what_does_not_fit_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert table(record) == []
 
 
-def test_contenders_that_do_not_fit_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row is refused, and the next one is measured."""
     rooms = [1000, 2**30]
     monkeypatch.setattr(module, "free_memory", lambda _: rooms.pop(0))
     first, second = bench(NAMES, dataclasses.replace(ONE, sizes=(16, 24)), tmp_path)["rows"]
-    assert "side by side into the free memory; give a smaller --batch" in first["skipped"]
+    assert "a batch of 2 does not fit into the free memory; give a smaller --batch" in first["skipped"]
     assert "skipped" not in second
 
 
@@ -154,7 +139,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_skipped_rows_fail_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "peak_bytes", lambda name, work: work.config.image_hw[0] * MIB)
+    monkeypatch.setattr(module, "peak_bytes", lambda work: work.config.image_hw[0] * MIB)
     words = "Tiny/8 --sizes 16 24 --batch 2 --seconds 1e-6 --rounds 2 --memory 0.02 --dtype float32 --no-largest"
     code, out, _ = call(capsys, "bench", *words.split())
     assert code == 1
@@ -207,7 +192,7 @@ def test_the_fastest_batch(
     rates: dict[int, float], most: int, best: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(module, "build", lambda name, work: seen.append(work.batch))
+    monkeypatch.setattr(module, "build", lambda work: seen.append(work.batch))
     timing = SimpleNamespace(timeit=lambda _: SimpleNamespace(mean=seen[-1] / rates[seen[-1]]))
     monkeypatch.setattr(module.measure, "timer", lambda step: timing)
     assert fastest_batch(Work(TINY, "infer", 1, "float32"), lambda batch: batch <= most) == best
@@ -215,20 +200,19 @@ def test_the_fastest_batch(
 
 
 def test_peak_on_a_cpu() -> None:
-    """In training with gradients and Adam's two moments; it grows with the batch, and is not counted for peers."""
+    """In training with gradients and Adam's two moments; it grows with the batch."""
     cases: tuple[tuple[Mode, int], ...] = (("infer", 4), ("train", 16))
     for mode, weights in cases:
-        one, many = (peak_bytes(OURS, Work(TINY, mode, batch, "float32")) or 0 for batch in (1, 65))
+        one, many = (peak_bytes(Work(TINY, mode, batch, "float32")) or 0 for batch in (1, 65))
         images = 64 * 3 * 16 * 16 * 4
         assert weights * TINY.num_parameters < one < weights * TINY.num_parameters + 2**16
         assert one + images < many < one + 20 * images
-    assert peak_bytes("timm", Work(TINY, "train", 1, "float32")) is None
 
 
 def test_panels_of_fig_12() -> None:
     def row(mode: str, model: str, size: int, speed: float, largest: int | None) -> dict[str, Any]:
-        contenders = {OURS: {"images_per_s": {"median": speed}}}
-        return {"mode": mode, "model": model, "image_size": size, "contenders": contenders, "largest": largest}
+        speeds = {"median": speed}
+        return {"mode": mode, "model": model, "image_size": size, "images_per_s": speeds, "largest": largest}
 
     rows = [row("infer", "ViT-B/16", 224, 10.0, 44), row("infer", "ViT-B/16", 64, 100.0, 156)]
     rows += [row("train", "R50x1", 64, 50.0, None), {"mode": "infer", "image_size": 1, "skipped": "why"}]

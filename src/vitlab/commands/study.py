@@ -92,7 +92,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed, memory and the largest batch of models over image sizes, beside peers (Fig. 12)."""
+    """Measure speed, memory and the largest batch of models over image sizes (Fig. 12)."""
 
     models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
     """Names or shell patterns (`vitlab list models`); default: the eight of Fig. 12."""

@@ -1,8 +1,8 @@
 """What a model costs to run (App. D.5, Fig. 12): images/s, FLOP/s, memory and the largest batch, over image sizes.
 
-A row is one model at one size in training or inference. All contenders of a row are timed in interleaved rounds in one
-process, together with the ceiling: the matrix products of the model and nothing else. Each row is saved as soon as it
-is measured; a later call continues with the missing ones.
+A row is one model at one size in training or inference. It is timed in rounds interleaved with the ceiling: the matrix
+products of the model and nothing else. Each row is saved as soon as it is measured; a later call continues with the
+missing ones.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import torch
 
 from vitlab.cost import measure
 from vitlab.cost.options import BenchOptions
-from vitlab.cost.peers import OURS, PEERS, Mode, Work, build, check_installed
+from vitlab.cost.step import Mode, Work, build
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
@@ -30,14 +30,13 @@ from vitlab.train.microbatch import GIB, free_memory
 from vitlab.train.precision import choose_device, device_name, frozen_dtype, keep_freed_memory
 from vitlab.train.throughput import peak_flops
 from vitlab.train.workdir import write_json
-from vitlab.weights import ParityError
 
 FIGURE_12 = ("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "ViT-H/14", "R152x4")
 CPU_MEMORY = 4.0  # GiB
 MAX_BATCH = 2**15
 MIN_GAIN = 1.05
 """A batch twice as large must be this much faster to be chosen."""
-CEILING = "ceiling"
+MODEL, CEILING = "model", "ceiling"
 TITLES = {"infer": "Inference", "train": "Training"}
 Key = tuple[Mode, str, int]
 """Mode, model and image size of a row."""
@@ -60,15 +59,12 @@ def _valid_size(name: str, size: int) -> int:
 def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, Any]:
     """Measures the rows that `out`/bench.json lacks and draws `out`/bench.png; returns the content of the JSON.
 
-    A peer that does not support a model, or whose logits differ, is not timed and listed under `unable`. Raises
-    UserError where a peer is not installed, and where the JSON was measured with other settings or on another machine.
+    Raises UserError where the JSON was measured with other settings or on another machine.
     """
-    for peer in options.against:
-        check_installed(peer)
     device, keys = choose_device(options.device), row_keys(models, options)
     options = _resolve(options, device)
     if device.type == "cpu":
-        keep_freed_memory()  # for all contenders alike
+        keep_freed_memory()
     else:
         torch.cuda.set_device(device)
     record = _open_record(out / "bench.json", options, device)
@@ -105,10 +101,10 @@ def _resolve(options: BenchOptions, device: torch.device) -> BenchOptions:
 
 def _open_record(path: Path, options: BenchOptions, device: torch.device) -> dict[str, Any]:
     """The record to continue, or a new one."""
-    machine = measure.environment("torch", *(PEERS[peer][0] for peer in options.against))
+    machine = measure.environment("torch")
     del machine["commit"]  # each row has its own
     machine |= {"device": device_name(device), "threads": torch.get_num_threads()}
-    common = dataclasses.asdict(options) | {"against": list(options.against)}
+    common = dataclasses.asdict(options)
     for name in ("sizes", "mode", "device"):  # of the rows
         del common[name]
     new = {"machine": machine, "settings": common, "rows": []}
@@ -136,7 +132,7 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     work = Work(config, mode, options.batch or 1, options.dtype, options.compile, options.device)
 
     def fits(batch: int) -> bool:
-        peak = peak_bytes(OURS, dataclasses.replace(work, batch=batch))
+        peak = peak_bytes(dataclasses.replace(work, batch=batch))
         return peak is not None and peak <= budget
 
     if not fits(work.batch):
@@ -144,27 +140,17 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     largest = largest_batch(fits) if options.largest else None
     if options.batch is None:
         work = dataclasses.replace(work, batch=fastest_batch(work, fits))
-    names, steps, peaks, unable = (OURS, *options.against), {}, {}, {}
+    peak = peak_bytes(work)
     room = free_memory(device) if device.type == "cpu" else None  # beyond it the system ends the process
-    if room is not None and (peak_bytes(OURS, work) or 0) * len(names) > room:
-        raise UserError("the contenders do not fit side by side into the free memory; give a smaller --batch")
-    for contender in names:
-        try:
-            peak = peak_bytes(contender, work)
-            if peak is None and device.type == "cuda":
-                raise UserError(f"a batch of {work.batch} does not fit")
-            steps[contender], peaks[contender] = build(contender, work), peak
-        except (ValueError, ParityError, torch.OutOfMemoryError) as error:
-            if contender == OURS:
-                raise
-            unable[contender] = str(error)
+    if peak is None or (room is not None and peak > room):
+        raise UserError(f"a batch of {work.batch} does not fit into the free memory; give a smaller --batch")
     # Fused attention on a GPU writes no attention matrix: its products would take longer than all of the model.
     products = measure.count_products(config, work.batch, mode == "train", attention=device.type == "cpu")
-    steps[CEILING] = measure.products_step(products, getattr(torch, work.dtype), device)
+    steps = {MODEL: build(work), CEILING: measure.products_step(products, getattr(torch, work.dtype), device)}
     rates = measure.time_interleaved(steps, options.seconds, options.rounds)
     speeds = {name: measure.spread([work.batch * rate for rate in per_round]) for name, per_round in rates.items()}
     flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
-    tflops = speeds[OURS]["median"] * flops / 1e12
+    tflops = speeds[MODEL]["median"] * flops / 1e12
     limit = peak_flops(device_name(device)) if work.dtype == "bfloat16" else None
     product_tflops = measure.product_flops(products) * speeds[CEILING]["median"] / work.batch / 1e12
     ceiling = {"images_per_s": speeds[CEILING], "tflops": product_tflops}
@@ -173,35 +159,30 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
         "commit": measure.commit(),
         "largest": largest,
         "batch": work.batch,
-        "unable": unable,
-        "contenders": {name: {"images_per_s": speeds[name], "peak_bytes": peaks[name]} for name in peaks},
-        "ratio": {name: measure.ratio(rates[OURS], rates[name]) for name in peaks if name != OURS},
+        "images_per_s": speeds[MODEL],
+        "peak_bytes": peak,
         "tflops": tflops,
         "mfu": tflops * 1e12 / limit if limit else None,
-        "ceiling": ceiling | {"share": measure.ratio(rates[OURS], rates[CEILING])},
+        "ceiling": ceiling | {"share": measure.ratio(rates[MODEL], rates[CEILING])},
     }
 
 
-def peak_bytes(name: str, work: Work) -> int | None:
-    """Peak memory of a step that is not compiled.
-
-    On a GPU measured; None where it does not fit. On a CPU counted as by `vitlab plan`, and None for peers.
-    """
+def peak_bytes(work: Work) -> int | None:
+    """Peak memory of a step that is not compiled: on a GPU measured, None where it does not fit; on a CPU counted as by
+    `vitlab plan`."""
     if work.device.startswith("cuda"):
-        return _measured_peak(name, dataclasses.replace(work, compile=False))
-    if name != OURS:
-        return None
+        return _measured_peak(dataclasses.replace(work, compile=False))
     if work.mode == "infer":
         return inference_bytes(work.config, work.batch, getattr(torch, work.dtype), "cpu")
     return sum(rank_bytes(work.run, work.batch, work.dtype, "cpu").values())
 
 
-def _measured_peak(name: str, work: Work) -> int | None:
+def _measured_peak(work: Work) -> int | None:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     try:
-        step = build(name, work)
+        step = build(work)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):
             step()
@@ -226,10 +207,10 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
 
 
 def fastest_batch(work: Work, fits: Callable[[int], bool]) -> int:
-    """The power of two that fits at which ours processes most images/s; ends after two doublings without a gain."""
+    """The power of two that fits at which the model is fastest; ends after two doublings without a gain."""
     best, best_rate, batch, without_gain = 1, 0.0, 1, 0
     while without_gain < 2 and batch <= MAX_BATCH and fits(batch):
-        step = build(OURS, dataclasses.replace(work, batch=batch, compile=False))
+        step = build(dataclasses.replace(work, batch=batch, compile=False))
         rate = batch / min(measure.timer(step).timeit(1).mean for _ in range(2))
         without_gain += 1
         if rate > MIN_GAIN * best_rate:
@@ -243,7 +224,7 @@ def fastest_batch(work: Work, fits: Callable[[int], bool]) -> int:
 
 def table(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The measured rows as rows of a table."""
-    return [_cells(row, record["settings"]["against"]) for row in record["rows"] if "skipped" not in row]
+    return [_cells(row) for row in record["rows"] if "skipped" not in row]
 
 
 def skipped_rows(record: Mapping[str, Any]) -> list[str]:
@@ -252,24 +233,22 @@ def skipped_rows(record: Mapping[str, Any]) -> list[str]:
     return [f"skipped: {row['model']}, {row['image_size']} pixels, {row['mode']}: {row['skipped']}" for row in rows]
 
 
-def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> dict[str, Any]:
-    """`ceiling` is in TFLOP/s, too, and `x timm` is our speed over timm's."""
-    ours, ratios = row["contenders"][OURS], row["ratio"]
-    low, high = ours["images_per_s"]["quartiles"]
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`ceiling` is in TFLOP/s, too."""
+    low, high = row["images_per_s"]["quartiles"]
     return {
         "model": row["model"],
         "size": row["image_size"],
         "mode": row["mode"],
         "batch": row["batch"],
-        "images/s": float(f"{ours['images_per_s']['median']:.4g}"),
+        "images/s": float(f"{row['images_per_s']['median']:.4g}"),
         "quartiles": f"{low:.4g}-{high:.4g}",
         "TFLOP/s": float(f"{row['tflops']:.3g}"),
         "MFU": f"{row['mfu']:.0%}" if row["mfu"] else "-",
         "ceiling": float(f"{row['ceiling']['tflops']:.3g}"),
         "of ceiling": f"{row['ceiling']['share']['median']:.0%}",
-        "GiB": round(ours["peak_bytes"] / GIB, 2),
+        "GiB": round(row["peak_bytes"] / GIB, 2),
         "largest": row["largest"] or "-",
-        **{f"x {peer}": f"{ratios[peer]['median']:.2f}" if peer in ratios else "-" for peer in peers},
     }
 
 
@@ -277,15 +256,14 @@ def _headline(row: Mapping[str, Any]) -> str:
     """A row in one line."""
     if "skipped" in row:
         return f"skipped: {row['skipped']}"
-    values = [f"{name} {value}" for name, value in _cells(row, tuple(row["ratio"])).items()]
-    return ", ".join([*values[3:], *(f"no {name}: {reason}" for name, reason in row["unable"].items())])
+    return ", ".join([f"{name} {value}" for name, value in _cells(row).items()][3:])
 
 
 def panels(record: Mapping[str, Any]) -> list[Panel]:
     """Fig. 12 for each mode: images/s and the largest batch, over the image size."""
     rows = sorted((row for row in record["rows"] if "skipped" not in row), key=lambda row: row["image_size"])
     contents: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
-        ("speed", "images/s", lambda row: row["contenders"][OURS]["images_per_s"]["median"]),
+        ("speed", "images/s", lambda row: row["images_per_s"]["median"]),
         (f"largest batch in {record['settings']['memory']:.3g} GiB", "images", lambda row: row["largest"]),
     )
     models = sorted({row["model"] for row in rows})

@@ -15,17 +15,15 @@ class BenchOptions(Checked):
     sizes: tuple[PositiveInt, ...] = (64, 128, 224, 384, 512)
     """Image sides in pixels; the nearest that the model's patches divide is taken."""
     batch: PositiveInt | None = None
-    """Batch size; default: the power of two at which vitlab's model is fastest."""
-    against: tuple[Literal["timm", "huggingface"], ...] = ()
-    """Peers to time in the same rounds."""
+    """Batch size; default: the power of two at which the model is fastest."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 where the device is faster in it."""
     compile: bool = False
     """Compile all models with torch.compile."""
     seconds: PositiveFloat = 1.0
-    """Length of a round of one model."""
+    """Length of a round of the model, and of the ceiling."""
     rounds: PositiveInt = 7
-    """Timed rounds of each contender."""
+    """Timed rounds."""
     memory: PositiveFloat | None = None
     """GiB that a step may take; default: 4 on a CPU, all of a GPU."""
     largest: bool = True

@@ -14,7 +14,7 @@ import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.measure import time_interleaved
-from vitlab.cost.peers import training_step
+from vitlab.cost.step import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.recipes import pretrain
