@@ -46,3 +46,11 @@ def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
     """(epoch, dataset index) of the g-th training example."""
     epoch, position = divmod(g, len(dataset))
     return epoch, int(epoch_order(dataset, seed, epoch)[position])
+
+
+def write_images(path: Path, dataset: Dataset) -> None:
+    """Writes the images of a data set into class folders."""
+    for i in range(len(dataset)):
+        file = path / dataset.classes[dataset.labels[i]] / f"{i:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(dataset.image(i)).save(file)

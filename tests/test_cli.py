@@ -21,7 +21,7 @@ from program import SMALL, call
 
 from vitlab.cli import main
 from vitlab.commands import command_type, print_result
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.weights import ParityError
 
 

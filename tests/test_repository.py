@@ -35,6 +35,7 @@ BASE = (
     "preprocessing",
     "config",
 )
+RECIPES = ("errors", "settings", "preprocessing", "config")
 CORE = (*BASE, "models", "data", "weights", "train", "recipes", "evaluation")
 STANDS_ON = {
     "errors": (),
@@ -52,9 +53,9 @@ STANDS_ON = {
     "data": BASE,
     "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),
-    "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
+    "recipes": (*RECIPES, "models.config", "models.registry", "models.resnet_config", "models.image_size"),
     "evaluation": (*BASE, "models", "data", "weights", "train"),
-    "runs": (*BASE, "models", "data", "weights", "train", "evaluation"),
+    "runs": CORE,
     "inspection": (*CORE, "runs"),
     "finetuning": (*CORE, "runs", "inspection"),
     "studies": (*CORE, "runs", "inspection", "finetuning"),

@@ -28,8 +28,8 @@ from vitlab.inspection.finished_run import Run
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.recipes.finetune import custom
-from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
+from vitlab.train.stopping import NonFiniteError
 from vitlab.weights import load_metadata, load_model, save_model
 
 

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from vitlab.models import ViTConfig
-from vitlab.models.encoder import Branch
+from vitlab.models.encoder import ResidualBranch
 from vitlab.models.vit import ViT
 
 CONFIG = ViTConfig(image_size=16, patch_size=4, width=8, depth=1, heads=2, mlp_dim=12)
 
 
 def test_stochastic_depth_drops_whole_images_and_preserves_the_mean() -> None:
-    branch, tokens = Branch(CONFIG, 0.3), torch.randn(4000, 3, 8)
+    branch, tokens = ResidualBranch(CONFIG, 0.3), torch.randn(4000, 3, 8)
     assert torch.equal(branch.eval()(tokens), tokens)
     out = branch.train()(tokens)
     present = (out != 0).flatten(1)
@@ -26,7 +26,7 @@ def test_stochastic_depth_drops_whole_images_and_preserves_the_mean() -> None:
 
 def test_stochastic_depth_grows_from_none_at_the_first_block(small: Callable[..., ViT]) -> None:
     model = small(depth=5, stochastic_depth=0.4)
-    rates = [branch.drop_prob for branch in model.modules() if isinstance(branch, Branch)]
+    rates = [branch.drop_prob for branch in model.modules() if isinstance(branch, ResidualBranch)]
     assert rates == pytest.approx([0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
     images = torch.randn(16, 3, 24, 32)
     assert torch.equal(model(images), model(images))

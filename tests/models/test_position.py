@@ -179,7 +179,7 @@ def test_every_kind_is_resized_to_another_grid(vit_kind: ViTConfig, method: Any)
 def test_names_and_shapes_of_the_state(settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
     position = embedding(**settings)
     assert {name: tuple(tensor.shape) for name, tensor in position.state_dict().items()} == shapes
-    tokens = torch.randn(2, position.missing + position.before + 6, 8).bfloat16()
+    tokens = torch.randn(2, position.num_without_position + position.num_with_position + 6, 8).bfloat16()
     assert position(tokens).dtype == torch.bfloat16
     if position.kind in ("none", "relative"):
         assert position(tokens, 1) is tokens

@@ -23,7 +23,7 @@ from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished_points
 from vitlab.studies.spec import Point
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
 
 

@@ -31,9 +31,10 @@ from vitlab.recipes import tiny
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, loop
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
-from vitlab.train.loop import NonFiniteError, StoppedError, train
+from vitlab.train.loop import train
 from vitlab.train.objectives import create_training_model
 from vitlab.train.parallel import Parallel, full_tensor, local_shard, model_blocks, resolve_compile
+from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]

@@ -8,6 +8,11 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
 scores of an image by the classifier of all others are Y - (I - H')^-1 (Y - HY) in the rows of the image (several, where
 the training set has several views of it, or where a whole group of images is left out), of which H' is H's block.
+
+`vitlab fewshot` calls `fewshot_checkpoint`; a run with `config.fewshot` measures the same while it trains
+(`runs/fewshot_evaluator.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
+
+    Ridge(x, labels, num_classes=10).correct(test_x, test_labels, [1024.0]).mean()
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +22,18 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
-from torch import nn
 
-from vitlab.config import DataConfig, FewShotConfig, ReadConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.registry import check_source
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import (
     Features,
     check_train_and_test,
-    features,
-    frozen_preprocessing,
     load_frozen,
     load_train_and_test,
 )
-from vitlab.evaluation.options import EvalOptions, FewShotProtocol, LoaderOptions, SplitOptions
-from vitlab.models.vit import Model
+from vitlab.evaluation.options import EvalOptions, FewShotProtocol, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
 
@@ -190,53 +190,6 @@ def accuracies(
         ridge = Ridge(train.x[rows], train.labels[rows], len(data.train.classes))
         result.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
     return {shots: np.stack(rows) for shots, rows in result.items()}
-
-
-# ------------------------------------------------------------------------------------------------------ while training
-
-
-def create_fewshot_evaluator(
-    settings: FewShotConfig, data: DataConfig, world: World = SINGLE
-) -> Callable[[nn.Module], dict[str, float]]:
-    """A function of the model that returns `fewshot_10shot` and the like, for a run on `data`.
-
-    The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
-    """
-    if settings.dataset is None:
-        name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
-    else:
-        name, root, classes, exclude = settings.dataset, settings.root, None, None
-    if (name, root) == (data.name, data.root):
-        joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
-        train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
-        if train_splits & test_splits:
-            raise UserError(
-                f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
-                f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
-            )
-    read = data if name == data.name else ReadConfig()
-    classes = classes if settings.classes is None else settings.classes
-    how: dict[str, Any] = {"root": root, "classes": classes, "on_error": data.on_error, "levels": data.levels}
-    with world.rank_0_first():
-        train, test = (
-            load_dataset(name, split, exclude=excluded, read=read, **how)
-            for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
-        )
-    require_disjoint(train, test)
-    examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
-    options = LoaderOptions(workers=data.workers, on_error=data.on_error)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, Model)
-        prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
-        train_x, test_x = (
-            features(model, split, options, preprocessing=prepared, world=world)
-            for split in (examples.train, examples.test)
-        )
-        result = accuracies(examples, train_x, test_x, [settings.l2])
-        return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
-
-    return evaluate
 
 
 # ------------------------------------------------------------------------------------------------------ of a checkpoint

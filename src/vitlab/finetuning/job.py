@@ -30,9 +30,9 @@ from vitlab.recipes.resolve import Reason, changes
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
 from vitlab.runs.splits import Splits
-from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
+from vitlab.train.stopping import NonFiniteError
 from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.folder import THRESHOLDS

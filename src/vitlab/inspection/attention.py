@@ -1,7 +1,11 @@
-"""Attention maps, attention rollout and mean attention distance (Sec. 4.5, App. D.7, App. D.8).
+"""Attention maps, attention rollout and mean attention distance (Sec. 4.5, Fig. 6, Fig. 7 right, App. D.7, App. D.8).
 
-The maps come from `models.attention.attention_weights`, the softmax of the model's unfused path. A layer here is one
-softmax over tokens; a block of an axial encoder has two layers, rows and columns.
+The maps are the A of Eq. 6, from `models.attention.attention_weights`. Rollout multiplies them from the last layer to
+the first, and shows from which patches the prediction comes (Fig. 6). The attention distance of a head is the mean
+number of pixels between a patch and what it attends to (Fig. 7). A layer here is one softmax over tokens; a block of an
+axial encoder has two layers, rows and columns. `capture.py` calls these for the page of `vitlab inspect`.
+
+    attention_rollout(attention_maps(model, images))  # [B, T, T]
 """
 
 import contextlib

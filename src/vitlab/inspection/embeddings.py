@@ -24,7 +24,7 @@ def positions_of(model: nn.Module) -> Float[np.ndarray, "J h w h2 w2"] | None:
     """
     vit = unwrap_vit(model)
     config = vit.config
-    tables = [vit.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
+    tables = [vit.position.added_rows(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
     grid, prefix = config.grid, config.num_prefix_tokens
     similarities = [
         position_similarity(table[None].cpu(), grid, prefix).numpy() for table in tables if table is not None

@@ -1,8 +1,13 @@
-"""Multi-head self-attention (App. A, Eq. 5-8).
+"""Multi-head self-attention, Eq. 5-8 (App. A).
 
-`attention_weights` is the explicit softmax; the fused kernel computes the same.
+[q, k, v] = z U_qkv; A = softmax(q k^T / sqrt(Dh)); SA(z) = A v; the heads are joined and multiplied by U_msa.
+
+`attention_weights` is Eq. 6 as it stands, for training on a CPU and for the figures. `attention` chooses between it and
+torch's fused kernel, which computes the same. `Block` calls `Attention`; `inspection/attention.py` reads its maps.
 
 Letters as in the paper: B images, T tokens, S tokens attended to, D width, k heads, Dh = D / k.
+
+    Attention(width=768, heads=12)(torch.zeros(1, 197, 768))  # [1, 197, 768]
 """
 
 import math

@@ -1,6 +1,9 @@
-"""The encoder block (Eq. 2-3), shared by all models; axial blocks (App. D.6); attention pooling.
+"""The encoder block, Eq. 2 and Eq. 3: z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'. All models share it.
 
-B images, T tokens, D width.
+Besides, the axial block (App. D.6), which attends along the rows of patches and then along the columns, and attention
+pooling, a head of big_vision. `ViT` builds `config.depth` blocks. B images, T tokens, D width.
+
+    Block(vitlab.get_config("ViT-B/16"))  # [B, T, 768] -> [B, T, 768]
 """
 
 import torch
@@ -38,7 +41,7 @@ class MLP(nn.Module):
         return self.fc2(hidden if self.norm is None else self.norm(hidden))
 
 
-class Branch(nn.Module):
+class ResidualBranch(nn.Module):
     """Output of a residual branch before the addition: LayerScale, dropout, DropPath (stochastic depth)."""
 
     def __init__(self, config: ViTConfig, drop_prob: float) -> None:
@@ -64,10 +67,10 @@ class Block(RepeatedBlock):
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         norm_eps = config.layer_norm_eps if config.attention_norm else None
         self.attention = Attention(config.width, config.heads, config.rotary is not None, norm_eps)
-        self.branch1 = Branch(config, drop_prob)
+        self.branch1 = ResidualBranch(config, drop_prob)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
-        self.branch2 = Branch(config, drop_prob)
+        self.branch2 = ResidualBranch(config, drop_prob)
         self.num_prefix_tokens = config.num_prefix_tokens
 
     def forward(

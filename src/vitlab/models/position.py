@@ -1,4 +1,11 @@
-"""App. D.4: position embeddings, and their interpolation to another grid (Sec. 3.2)."""
+"""Position embeddings: E_pos of Eq. 1, the alternatives of App. D.4 (Table 8), and those of other checkpoints.
+
+For another image size the patches stay as they are, so there are more or fewer of them: `interpolate_positions`
+resamples the embeddings on their grid (Sec. 3.2). It is where the paper puts knowledge of the image's 2D structure in
+by hand. `load_model(..., image_size=...)` calls it once; with `dynamic_image_size` each forward pass does.
+
+    interpolate_positions(torch.zeros(1, 197, 768), (14, 14), (24, 24), 1)  # [1, 577, 768]
+"""
 
 import math
 from typing import Any
@@ -40,20 +47,20 @@ class PositionEmbedding(nn.Module):
         self.config = config
         kind, d, (h, w) = config.position, config.width, config.grid
         self.kind = kind
-        before = config.num_position_prefix
-        self.before = 0 if kind == "sincos2d" else before
+        num_prefix = config.num_position_prefix
+        self.num_with_position = 0 if kind == "sincos2d" else num_prefix
         """Number of the prefix tokens with a row, the first ones; those without a row follow, then the patches."""
-        self.missing = config.num_prefix_tokens - self.before
+        self.num_without_position = config.num_prefix_tokens - self.num_with_position
         copies = config.depth if config.position_at == "every" else 1
         self.table: nn.Parameter | Tensor | None = None
         if kind == "1d":
-            self.table = nn.Parameter(torch.empty(copies, before + h * w, d))
+            self.table = nn.Parameter(torch.empty(copies, num_prefix + h * w, d))
         elif kind == "relative":
             self.table = nn.Parameter(torch.empty(copies, 2 * h * w - 1, d // config.heads))
         elif kind == "2d":
             self.columns = nn.Parameter(torch.empty(copies, w, d // 2))
             self.rows = nn.Parameter(torch.empty(copies, h, d // 2))
-            self.prefix = nn.Parameter(torch.empty(copies, before, d)) if before else None
+            self.prefix = nn.Parameter(torch.empty(copies, num_prefix, d)) if num_prefix else None
         for name, table in fixed_tables(config, config.grid).items():
             self.__dict__.pop(name, None)
             self.register_buffer(name, table, persistent=False)
@@ -63,7 +70,7 @@ class PositionEmbedding(nn.Module):
         tables = {name: getattr(self, name) for name in NAMES if getattr(self, name, None) is not None}
         return tables if grid is None else resampled(tables, self.config, grid)
 
-    def absolute(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
+    def added_rows(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
         """The rows that are added to the tokens in front of block `layer`; None for kinds without. `tables` are those
         of another grid."""
         if self.kind in ("none", "relative"):
@@ -75,14 +82,14 @@ class PositionEmbedding(nn.Module):
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
             table = grid.flatten(0, 1)
-            if self.before:
+            if self.num_with_position:
                 table = torch.cat([tables["prefix"][layer], table])
         else:
             table = tables["table"][layer % tables["table"].shape[0]]
-        if not self.missing:
+        if not self.num_without_position:
             return table
-        zeros = table.new_zeros(self.missing, table.shape[1])
-        return torch.cat([table[: self.before], zeros, table[self.before :]])
+        zeros = table.new_zeros(self.num_without_position, table.shape[1])
+        return torch.cat([table[: self.num_with_position], zeros, table[self.num_with_position :]])
 
     def in_attention(self, layer: int, tables: Tables | None = None) -> Float[Tensor, "R Dh"] | None:
         """The `positions` of block `layer`'s attention: the embedding of every offset (`relative`), the rotation of
@@ -95,7 +102,7 @@ class PositionEmbedding(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "B T D"], layer: int = 0, tables: Tables | None = None
     ) -> Float[Tensor, "B T D"]:
-        rows = self.absolute(layer, tables)
+        rows = self.added_rows(layer, tables)
         return tokens if rows is None else tokens + rows.to(tokens.dtype)
 
 

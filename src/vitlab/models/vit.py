@@ -1,7 +1,13 @@
 """Sec. 3.1: the Vision Transformer, Eq. 1-4, and its hybrid on a ResNet's feature map.
 
-The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes.
-Besides, p is the number of prefix tokens, t that of tokens after patch dropout, Dr the width of the head's input.
+An image is cut into N patches of P x P pixels, and E projects each to D numbers (Eq. 1). Position embeddings are added,
+L encoder blocks follow (Eq. 2-3, `encoder.py`), and the head reads the class token (Eq. 4). `ViTConfig` chooses among
+the paper's variants, and among those of other checkpoints.
+
+The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes;
+besides, p prefix tokens, t tokens after patch dropout, Dr numbers that the head reads.
+
+    vitlab.create_model("ViT-B/16", num_classes=10)(torch.zeros(1, 3, 224, 224))  # logits [1, 10]
 """
 
 import contextlib

@@ -1,7 +1,10 @@
 """Table 4: fine-tuning. SGD with momentum, cosine decay, batch 512, no decay, gradients clipped, 384 pixels.
 
 The base learning rate is the best of the row's grid on images held out of the training split (App. B.1.1); `optim.lr`
-is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's.
+is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's. Below the
+rows of the table stand ours for any images: `custom` (BiT's rule), `bit` and `staged`, the default of the command.
+
+    vitlab finetune CHECKPOINT --recipe cifar10 --runs 3
 """
 
 from dataclasses import replace

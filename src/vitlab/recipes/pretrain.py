@@ -6,7 +6,10 @@ Where the table is silent, values come from files that the authors published:
 - ImageNet: sigmoid loss and head bias -6.9 = ln(1/1000), from big_vision, configs/vit_i1k.py. Scenic's
   `imagenet_vit_config.py`, which has the rest of Table 3's row, starts at -10: `--model.head-bias -10`. Smoothing 1e-4
   is in its header, as an alternative input (`LS = 1e-4`); that it was the paper's is our choice.
-The data sets cannot be downloaded: give your copy with `--data.name folder:PATH` or `shards:PATH`.
+The data sets cannot be downloaded: give your copy with `--data.name folder:PATH` or `shards:PATH`. Table 2 and Table 6
+say what the runs took and reached. `vitlab plan imagenet21k --model ViT-L/16` says what one takes on your devices.
+
+    vitlab pretrain imagenet21k --model ViT-L/16 --data.name shards:imagenet21k
 """
 
 import dataclasses

@@ -14,12 +14,12 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import identity
 from vitlab.data.identity import identify, names_and_labels
 from vitlab.evaluation.accuracy import evaluate
-from vitlab.evaluation.fewshot import create_fewshot_evaluator
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.summary import format_evaluation
+from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict

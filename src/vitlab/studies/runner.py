@@ -31,8 +31,8 @@ from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import HELD_OUT, Point, Result, Results, Scale, Study, digest
-from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.precision import choose_device
+from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
 POLL_SECONDS = 0.5

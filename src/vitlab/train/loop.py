@@ -1,19 +1,21 @@
-"""The training loop: every run of every model goes through `train`.
+"""The training loop: every run of every model goes through `train` (Sec. 4.1).
 
-Batches and augmentation are pure functions of (seed, step, example), mixup and dropout of (seed, step, rank), so that a
-resumed run computes the same bits. Each rank computes its part of every batch, and all hold the same state after each
-step. Dropout masks and mixup partners therefore depend on the world size, dropout masks also on the micro-batch.
+`_train_steps` is the loop: batch, step, log, save, evaluate. `_Run` below has what these words mean, and how a run
+resumes and stops. Batches and augmentation are pure functions of (seed, step, example), mixup and dropout of (seed,
+step, rank), so that a resumed run computes the same bits. Each rank computes its part of every batch, and all hold the
+same state after each step. Dropout masks and mixup partners therefore depend on the world size, dropout masks also on
+the micro-batch. `runs/run.py` calls `train`:
+
+    model = train(config, workdir, model, dataset, evaluate)
 """
 
-import contextlib
 import dataclasses
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 from safetensors.torch import save_file
@@ -23,7 +25,7 @@ from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.transforms import TrainTransform
-from vitlab.errors import RunError, UserError
+from vitlab.errors import UserError
 from vitlab.io import writing
 from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
 from vitlab.train.microbatch import choose_microbatch
@@ -32,40 +34,12 @@ from vitlab.train.optim import learning_rate
 from vitlab.train.parallel import full_tensor, resolve_compile
 from vitlab.train.precision import device_name
 from vitlab.train.step import train_step
+from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.throughput import Throughput, TrainProgress, peak_flops
 from vitlab.train.workdir import METRICS, SPEED, Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
-
-
-class NonFiniteError(RunError):
-    """The loss or the gradient is infinite or NaN."""
-
-
-class StoppedError(RunError):
-    """SIGTERM or Ctrl-C has stopped the run; it is saved, and the same command resumes it."""
-
-    exit_code = 143
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and the first Ctrl-C set, instead of ending the process."""
-    event = threading.Event()
-
-    def request_stop(number: int, _: Any) -> None:
-        if event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        event.set()
-
-    is_main = threading.current_thread() is threading.main_thread()  # no other thread receives signals
-    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
-    try:
-        yield event
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def train(

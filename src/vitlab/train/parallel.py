@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitlab.config import TrainConfig
 from vitlab.models.blocks import model_blocks, set_grad_checkpointing
 from vitlab.models.config import ResNetConfig
-from vitlab.models.encoder import Branch
+from vitlab.models.encoder import ResidualBranch
 from vitlab.train.compile_cache import CompileCache, compile_cache, cpp_compiler
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
@@ -113,7 +113,7 @@ def _compile_blocks(model: nn.Module, device: torch.device, dynamic: bool | None
     Their only difference, the rate of stochastic depth, becomes a tensor: a number would be part of the code, and torch
     keeps few versions of it.
     """
-    for branch in (module for module in model.modules() if isinstance(module, Branch)):
+    for branch in (module for module in model.modules() if isinstance(module, ResidualBranch)):
         branch.drop_prob = torch.tensor(branch.drop_prob, dtype=torch.float32, device=device)
     for block in model_blocks(model):
         block.forward = torch.compile(block.forward, dynamic=dynamic)

@@ -1,4 +1,11 @@
-"""One step of training: micro-batches, gradients of all ranks, clipping, the update."""
+"""One step of training: micro-batches, gradients of all ranks, clipping, the update (Sec. 4.1).
+
+The state holds float32 weights, the optimizer, the Polyak average and sums of metrics. Each rank computes the gradient
+of its shard of the batch in micro-batches; the mean over the global batch does not depend on how they are cut. The loop
+(`loop.py`) calls `train_step` with the learning rate of the step, and is the only one that does.
+
+    train_step(config, state, objective, batch, lr=1e-3, num_images=4096)  # True; state.step is one more
+"""
 
 from collections.abc import Callable
 

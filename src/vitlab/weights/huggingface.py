@@ -186,7 +186,7 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
         if config.num_classes and config.pool == "token":
             state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
         config = dataclasses.replace(config, pool="token+gap" if config.num_classes else "token")
-    rows = model.position.absolute()
+    rows = model.position.added_rows()
     if rows is None:
         rows = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
     rows, prefix = rows.detach().cpu(), config.num_prefix_tokens

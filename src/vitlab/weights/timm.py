@@ -261,7 +261,7 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
             name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4
         }
         return model.config, state | scaled
-    config, table = model.config, model.position.absolute()
+    config, table = model.config, model.position.added_rows()
     if table is None and not config.distilled and not config.pre_norm:
         return config, state
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
