@@ -69,6 +69,12 @@ STANDS_ON = {
 """What each folder may import of the project: folders below it ("" is all of them)."""
 WINGS = ("inspection", "finetuning", "studies", "cost", "app")
 """Folders that nothing below them needs, in their order."""
+TEN_FILES = (
+    *("models/vit.py", "models/encoder.py", "models/attention.py", "models/position.py", "recipes/pretrain.py"),
+    *("recipes/finetune.py", "train/step.py", "train/loop.py", "train/masking.py", "evaluation/fewshot.py"),
+    "inspection/attention.py",
+)
+"""The paper's ideas in reading order; step and loop count as one."""
 
 CORE_MODULES = [
     ".".join(path.relative_to(SRC.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -228,6 +234,22 @@ def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("name", TEN_FILES)
+def test_the_ten_files(name: str) -> None:
+    """Short, in the README in this order, without a wing; each opens with its content and a line that shows it."""
+    text = (SRC / name).read_text()
+    assert text.count("\n") <= 300
+    docstring = ast.get_docstring(parse(SRC / name)) or ""
+    assert 5 <= docstring.count("\n") + 1 <= 20
+    assert re.search(r"\b(Eq|Sec|App|Table|Fig)\. ?[0-9A-Z]", docstring)
+    assert re.search(r"^    \S", docstring, re.MULTILINE), "an indented line that shows it"
+    used = {below[1] for _, full in imports(ast.parse(text)) if (below := full.split("."))[0] == "vitlab"}
+    assert not used & {*WINGS} - {"inspection"}
+    readme = (ROOT / "README.md").read_text()
+    places = [readme.index(f"`{file}`") for file in TEN_FILES]
+    assert places == sorted(places)
 
 
 def test_there_is_one_training_loop() -> None:

@@ -1,6 +1,7 @@
 """Reading finished runs: settings, training curves, predictions for the test images, and these images."""
 
 import contextlib
+import itertools
 import json
 import logging
 import shlex
@@ -118,6 +119,18 @@ class Run:
         return {row: to_pixels(transform.apply([image]))[0] for row, image in self.images(rows).items()}
 
     @property
+    def choices(self) -> str:
+        """The settings that neither recipe nor user has decided, with the reasons, in a sentence; of a fine-tuning job
+        those of the folder above. Empty if there are none."""
+        part_of_job = self.folder.name == "linear" or self.folder.name.startswith("run-")
+        above = self.folder.parent / "config.json"
+        settings = read_json(above) if part_of_job and above.is_file() else self.settings
+        reasons = settings.get("reasons", ())
+        by = itertools.groupby(reasons, lambda reason: reason[2])
+        chosen = [f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in rows)}" for why, rows in by]
+        return f" Settings chosen {'; '.join(chosen)}." if chosen else ""
+
+    @property
     def title(self) -> str:
         """The run in a few words."""
         verb = "Trained from scratch on" if self.settings["command"] == "pretrain" else "Fine-tuned on"
@@ -167,7 +180,7 @@ class Run:
         }
         return RunSection(
             name=name or self.title,
-            explanation=(explanation or f"The run in {self.folder}.") + missing,
+            explanation=(explanation or f"The run in {self.folder}.{self.choices}") + missing,
             numbers={
                 **main,
                 **{title: f"{value:.1%}" for title, value in more.items() if value is not None},
