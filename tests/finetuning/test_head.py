@@ -453,12 +453,12 @@ def test_a_plan_is_kept_whatever_it_changes(
 
     def head_of_half(config: FinetuneConfig, images: Images, *_: Any) -> FinetuneConfig:
         planned.append(images.train)
-        data = dataclasses.replace(config.data, part=0.5)
+        data = dataclasses.replace(config.data, subset_fraction=0.5)
         return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, data=data)
 
     planned, log = [], []
     monkeypatch.setattr(protocol, "fit_budget", head_of_half)
-    config, open_settings = staged, ("runs", "data.part")
+    config, open_settings = staged, ("runs", "data.subset_fraction")
     done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["examples"] == pytest.approx(full / 2, abs=2)

@@ -187,14 +187,14 @@ def paths(dataset: Dataset) -> list[str]:
 def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     """Both apply to the training split alone, and the content of the list is a setting of the run."""
     plain = load_splits(config.data)
-    part = dataclasses.replace(config.data, part=0.1)
+    part = dataclasses.replace(config.data, subset_fraction=0.1)
     splits = load_splits(part)
-    assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), part=0.1))
+    assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), subset_fraction=0.1))
     assert len(splits.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
     assert (len(splits.val), len(splits.test)) == (len(plain.val), len(plain.test))
     same_split = load_splits(dataclasses.replace(part, eval_split=part.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(splits.train), len(plain.train))
-    assert paths(load_splits(dataclasses.replace(part, part_seed=1)).train) != paths(splits.train)
+    assert paths(load_splits(dataclasses.replace(part, subset_seed=1)).train) != paths(splits.train)
     exclude = tmp_path / "exclude.txt"
     outside = next(path for path in paths(plain.train) if path not in paths(splits.train))
     exclude.write_text(f"{splits.train.path(3)}\n{outside}\n")

@@ -231,7 +231,7 @@ def test_augmentation_that_would_change_labels(setting: TrainConfig) -> None:
 def test_invalid_settings(setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"data": DataConfig(classes=(0, 1))}, r"classes is \(0, 1\); .* VTAB task"),
-        ({"data": DataConfig(part=0.5)}, r"part is 0\.5; .* VTAB task"),
+        ({"data": DataConfig(subset_fraction=0.5)}, r"subset_fraction is 0\.5; .* VTAB task"),
         ({"model": dataclasses.replace(setting.model, image_size=64)}, "64 pixels are far from the 8"),
     ):
         with pytest.raises(UserError, match=message):

@@ -55,8 +55,8 @@ def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
         (DataConfig(name="digits"), 1259),
         (DataConfig(name="digits", train_split="trainval"), 1438),
         (DataConfig(name="fashion_mnist", train_split="trainval", classes=(0, 1, 2, 3, 4)), 30_000),
-        (DataConfig(name="cifar10", train_split="trainval", part=0.02), 1000),
-        (DataConfig(name="shards:jft300m", part=0.1), 30_300_000),
+        (DataConfig(name="cifar10", train_split="trainval", subset_fraction=0.02), 1000),
+        (DataConfig(name="shards:jft300m", subset_fraction=0.1), 30_300_000),
     ],
 )
 def test_images_of_a_training_split(data: DataConfig, count: int) -> None:

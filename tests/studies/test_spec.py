@@ -39,7 +39,7 @@ def test_digests_stay_the_same_in_later_versions() -> None:
         {"seed": 1},
         {"optim": {"lr": 1e-3}},
         {"model": {"pool": "token"}},
-        {"data": {"part": 0.1}},
+        {"data": {"subset_fraction": 0.1}},
         {"fewshot": FewShotConfig()},
     ],
 )
@@ -79,8 +79,8 @@ def test_a_point_changes_with_the_one_that_it_starts_from() -> None:
 
 def test_the_seed_draws_the_images_of_a_part_too() -> None:
     for part, expected in ((0.1, 3), (None, None)):
-        config = Point("a", changed(BASE, data={"part": part}), {}).with_seed(3).config
-        assert (config.seed, config.data.part_seed) == (3, expected)
+        config = Point("a", changed(BASE, data={"subset_fraction": part}), {}).with_seed(3).config
+        assert (config.seed, config.data.subset_seed) == (3, expected)
 
 
 def test_compute_of_a_fine_tuning() -> None:

@@ -63,7 +63,7 @@ def simulate(
         ]
         figures = {"accuracy": value, "loss": 2.5, "constant_loss": 4.25, HELD_OUT: val}
         figures |= {f"fewshot_{shots}shot": value for shots in (5, 10, 500)}
-        runs.append(Result(point, figures, records, round(examples * (point.config.data.part or 1)), model))
+        runs.append(Result(point, figures, records, round(examples * (point.config.data.subset_fraction or 1)), model))
     return Results(tuple(runs))
 
 
@@ -126,8 +126,10 @@ def test_points_and_report(name: str, scale: Scale) -> None:
 MODEL = {"model": ViTConfig()}
 SETTINGS: dict[str, dict[str, Any]] = {
     "data-size": MODEL
-    | {"data": {"part": None, "name": "any"}, "steps": 1, "optim": {"lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}},
-    "dropout-decay-smoothing": MODEL | {"label_smoothing": 0.0, "data": {"part": None}, "optim": {"weight_decay": 0.0}},
+    | {"data": {"subset_fraction": None, "name": "any"}, "steps": 1}
+    | {"optim": {"lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}},
+    "dropout-decay-smoothing": MODEL
+    | {"label_smoothing": 0.0, "data": {"subset_fraction": None}, "optim": {"weight_decay": 0.0}},
     "scaling": MODEL | {"steps": 1},
     "resolution": MODEL | {"fresh_positions": False},
     "masking": {"from_scratch": False, "head_std": None, "masking": MaskingConfig()},
@@ -150,7 +152,7 @@ def test_points_differ_only_by_what_is_studied(name: str) -> None:
 
 
 SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
-    "data-size": lambda config: {"part": config.data.part, "decay": config.optim.weight_decay},
+    "data-size": lambda config: {"part": config.data.subset_fraction, "decay": config.optim.weight_decay},
     "resolution": lambda config: {"positions": "fresh" if config.fresh_positions else "interpolated"},
     "optimizer": lambda config: {"optimizer": config.optim.name, "rate": config.optim.lr},
     "head": lambda config: {"rate": config.optim.lr},
@@ -556,7 +558,7 @@ def test_accuracy_is_drawn_over_the_images_of_its_own_data_set() -> None:
     images = {"fashion_mnist": 54_000, "cifar10": 49_000}
     runs = [
         dataclasses.replace(
-            run, examples=round(images[str(run.point.labels["data"])] * (run.point.config.data.part or 1))
+            run, examples=round(images[str(run.point.labels["data"])] * (run.point.config.data.subset_fraction or 1))
         )
         for run in simulate("data-size", lambda point: 0.5)
     ]

@@ -219,7 +219,7 @@ def _plan(
         config = fit_budget(job.config, images, measure, budget, open_settings, elapsed, job.head_loss)
         for line in _left_out(config, wanted, images, measure(config, False), budget, open_settings):
             job.log(line)
-        if config.data.part != job.config.data.part:
+        if config.data.subset_fraction != job.config.data.subset_fraction:
             splits = load_splits(config.data, world, config.loss == "sigmoid")
             images = Images(len(splits.train), len(splits.test))
         job = dataclasses.replace(job.decide("the time budget", config), splits=splits)
@@ -253,9 +253,10 @@ def _left_out(
         minutes = needed_budget(wanted, images, cost, config, budget, open_settings, holds)
         return "" if minutes is None else f"; --budget {minutes}m includes it"
 
-    if config.data.part != wanted.data.part:
-        count = f"{1 - (config.data.part or 1) / (wanted.data.part or 1):.0%} of the {images.train:,} training images"
-        yield f"left out: {count}" + with_budget(lambda plan, _: plan.data.part == wanted.data.part)
+    if config.data.subset_fraction != wanted.data.subset_fraction:
+        dropped = 1 - (config.data.subset_fraction or 1) / (wanted.data.subset_fraction or 1)
+        text = f"left out: {dropped:.0%} of the {images.train:,} training images"
+        yield text + with_budget(lambda plan, _: plan.data.subset_fraction == wanted.data.subset_fraction)
     if not config.runs and wanted.runs:
         yield "left out: fine-tuning after the least-squares head" + with_budget(lambda plan, _: plan.runs > 0)
     if (kind := cost.report(images)) != "whole":

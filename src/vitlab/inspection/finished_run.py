@@ -15,7 +15,7 @@ from jaxtyping import Int, UInt8
 
 from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig
-from vitlab.config.data import ReadConfig
+from vitlab.config.data import RENAMED, ReadConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.exclude import image_id
@@ -208,7 +208,7 @@ class Run:
 
     def _near_duplicates(self) -> DataSection:
         """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-        data = from_dict(DataConfig, self.settings["data"])
+        data = from_dict(DataConfig, {RENAMED.get(k, k): v for k, v in self.settings["data"].items()})
         name, split = shlex.quote(data.name), data.train_split
         splits = load_splits(
             replace(data, eval_split="test", on_error="skip"), multi_label=bool(self.metadata.get("multi_label"))

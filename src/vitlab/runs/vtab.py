@@ -125,7 +125,7 @@ def _check_tasks(names: list[str], data: DataConfig) -> None:
         raise UserError(f"data.range {data.range} is for your own images; VTAB's have 8 bits: leave it out.")
     for name in names:
         task_named(name)
-    for name in ("classes", "exclude", "part"):
+    for name in ("classes", "exclude", "subset_fraction"):
         if (value := getattr(data, name)) is not None:
             raise UserError(f"{name} is {value!r}; classes and images of a VTAB task are fixed, leave it out.")
 

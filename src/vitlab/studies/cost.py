@@ -76,7 +76,7 @@ def images(data: DataConfig) -> int:
         known = ", ".join([*IMAGES, *(name for name, info in DATASETS.items() if info.splits)])
         raise UserError(f"the number of images of {data.name} is not known before it is read; it is for {known}.")
     fraction = len(data.classes) / (_classes(data.name) or len(data.classes)) if data.classes else 1.0
-    return max(1, round(whole * fraction * (data.part or 1.0)))
+    return max(1, round(whole * fraction * (data.subset_fraction or 1.0)))
 
 
 def as_text(report: Mapping[str, Any]) -> str:

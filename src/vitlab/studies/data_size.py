@@ -84,7 +84,7 @@ def variants(scale: Scale) -> list[Point]:
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
     before = [
-        _point(name, family, size, part, changed(config, data={"part": part}))
+        _point(name, family, size, part, changed(config, data={"subset_fraction": part}))
         for name, (family, size, config) in _paper().items()
         for part in PARTS
     ]
@@ -105,7 +105,7 @@ def _point(name: str, family: str, size: str, part: float, config: TrainConfig, 
 
 def _own_task(family: str, model: ModelConfig, steps: int, data: str, part: float, decay: float) -> TrainConfig:
     """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
-    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
+    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part}
     optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
     return pretraining(model, steps, data=images, fewshot=None, optim=optim)
 

@@ -97,11 +97,11 @@ def comparison(scale: Scale, models: Models, **model: Any) -> TrainConfig:
     return changed(pretraining(*base, optim={"lr": 2e-3}, checkpoint_every=500), model=model)
 
 
-def finetuning(part: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
+def finetuning(subset_fraction: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
     """A short fine-tuning on a part of the other classes."""
     config = FinetuneConfig(
         model=ViTConfig(image_size=28, patch_size=4),
-        data=replace(_data(TRANSFER, pad=3), part=part),
+        data=replace(_data(TRANSFER, pad=3), subset_fraction=subset_fraction),
         optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
         steps=steps,
         batch_size=batch_size,

@@ -54,8 +54,9 @@ def variants(scale: Scale) -> list[Point]:
 
 def _small(part: float) -> TrainConfig:
     """All classes; the images are neither shifted nor mirrored, which would be a fourth regularizer."""
-    images = {"train_split": "train", "eval_split": "val", "part": part, "classes": None, "crop": "none", "pad": 4}
-    return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images | {"flip": False}, fewshot=None)
+    images = {"train_split": "train", "eval_split": "val", "subset_fraction": part, "classes": None}
+    images |= {"crop": "none", "pad": 4, "flip": False}
+    return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images, fewshot=None)
 
 
 def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:

@@ -38,7 +38,7 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
     # Position embeddings start at 0.1, not at the 1.0 of `tiny.vit`: else what is interpolated is mostly their random
     # start, whose norm interpolation halves.
     before = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
-    return before, finetuning(part=0.1, steps=1500, batch_size=64, data=CROP)
+    return before, finetuning(subset_fraction=0.1, steps=1500, batch_size=64, data=CROP)
 
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.config.data import RENAMED
 from vitlab.config.train import REMOVED
 from vitlab.models.config import ModelConfig
 from vitlab.panels import Panel
@@ -47,8 +48,8 @@ class Point:
     def with_seed(self, seed: int) -> "Point":
         """The point of this seed, which also draws the images of a part; it starts from the point of the same seed."""
         init_from, data = self.init_from and f"{self.init_from}.seed-{seed}", self.config.data
-        if data.part is not None:
-            data = dataclasses.replace(data, part_seed=seed)
+        if data.subset_fraction is not None:
+            data = dataclasses.replace(data, subset_seed=seed)
         config = dataclasses.replace(self.config, data=data, seed=seed)
         return Point(f"{self.name}.seed-{seed}", config, self.labels, init_from)
 
@@ -73,6 +74,10 @@ def digest(point: Point, points: Mapping[str, Point]) -> str:
     init_id = digest(points[point.init_from], points) if point.init_from else None
     settings = _enabled(to_dict(point.config))
     settings["optim"] |= REMOVED
+    if isinstance(point.config, FinetuneConfig):
+        settings["automatic"] = []  # removed, and empty in every study
+    data = settings["data"]
+    data |= {old: data.pop(new) for old, new in RENAMED.items() if new in data}  # the digests stay
     text = json.dumps([type(point.config).__name__, settings, init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
