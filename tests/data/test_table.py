@@ -186,8 +186,8 @@ def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[s
         steps=60,
         loss="sigmoid",
     )
-    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
-    record = outcome.result["test"]
+    finished = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    record = finished.result["test"]
     assert record["mean_average_precision"] > 0.95
     shown = capsys.readouterr().err
     assert "top label right" in shown

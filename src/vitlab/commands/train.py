@@ -65,8 +65,8 @@ class Pretrain:
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            outcome = pretrain(self.config, workdir, device=self.device, world=world)
-        print_result(outcome.result, self.json, outcome.summary(workdir))
+            run = pretrain(self.config, workdir, device=self.device, world=world)
+        print_result(run.result, self.json, run.summary(workdir))
         return 0
 
 
@@ -118,8 +118,8 @@ class Finetune:
             options |= {"open_settings": self.open_settings}
             options |= {"device": self.device, "log": print_note, "world": world}
             options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
-            outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
-        print_result(outcome.result, self.json, outcome.summary())
+            run = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
+        print_result(run.result, self.json, run.summary())
         return 0
 
 

@@ -40,7 +40,7 @@ Models = Mapping[Scale, tuple[ModelConfig, int] | str]
 
 def transfer(result: Result) -> float:
     """Metric: accuracy on the transfer task, by least squares on the frozen representation of the most shots."""
-    fewshot = result.point.config.fewshot
+    fewshot = result.run.config.fewshot
     assert fewshot is not None
     return result.metrics[f"fewshot_{max(fewshot.shots)}shot"]
 

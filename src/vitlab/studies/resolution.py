@@ -4,7 +4,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference, percent
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""
@@ -13,22 +13,22 @@ KINDS = ("interpolated", "fresh")
 CROP = {"crop": "inception", "min_area": 0.5, "pad": 4}
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """One pre-training, and a fine-tuning from it for each resolution and kind of position embeddings.
 
     Deviation: `small` pre-trains at half of the images' resolution; more pixels would show nothing new.
     """
     before, after = _configs(scale)
     assert isinstance(before.model, ViTConfig)
-    points = [Point("pretrained", before, {"run": "pre-training"})]
+    runs = [StudyRun("pretrained", before, {"run": "pre-training"})]
     for kind in KINDS:
         for factor in FACTORS:
             side = round(factor * before.model.image_hw[0])
             model = ViTConfig(image_size=side, patch_size=before.model.patch_size)
             config = changed(after, model=model, fresh_positions=kind == "fresh")
             labels = {"run": "fine-tuning", "positions": kind, "factor": factor}
-            points.append(Point(f"{kind}-{side}", config, labels, init_from="pretrained"))
-    return points
+            runs.append(StudyRun(f"{kind}-{side}", config, labels, init_from="pretrained"))
+    return runs
 
 
 def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
