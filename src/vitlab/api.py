@@ -112,8 +112,8 @@ def predict(
     cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
     missing paths and for arrays of other types, shapes and ranges; those of an iterator have their `error`.
     """
-    several = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
-    sources: Any = images if several else [images]
+    many = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
+    sources: Any = images if many else [images]
     return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
 
 

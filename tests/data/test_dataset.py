@@ -48,11 +48,11 @@ def test_label_sets_against_lists(seed: int) -> None:
     lists = [random.permutation(6)[: random.integers(1, 5)].tolist() for _ in range(random.integers(1, 9))]
 
     def as_lists(labels: Labels) -> list[list[int]]:
-        return [labels.of(i).tolist() for i in range(len(labels))]
+        return [labels.of_image(i).tolist() for i in range(len(labels))]
 
     labels = Labels.of_lists(lists)
     assert as_lists(labels) == lists
-    assert labels.firsts.tolist() == [several[0] for several in lists]
+    assert labels.first_labels.tolist() == [several[0] for several in lists]
     chosen = random.integers(0, len(lists), random.integers(0, 11))
     taken = labels.take(chosen)
     assert as_lists(taken) == [lists[i] for i in chosen]

@@ -64,7 +64,7 @@ def images(count: int = N, classes: int = K) -> Dataset:
 
 def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:
     sets = Labels.of_lists(lists)
-    return dataclasses.replace(dataset, labels=sets.firsts, label_sets=sets)
+    return dataclasses.replace(dataset, labels=sets.first_labels, label_sets=sets)
 
 
 @pytest.fixture

@@ -50,19 +50,19 @@ class Labels:
         return np.diff(self.offsets)
 
     @property
-    def firsts(self) -> Int64[np.ndarray, " N"]:
+    def first_labels(self) -> Int64[np.ndarray, " N"]:
         """The first label of each image, 0 where it has none."""
-        firsts = np.zeros(len(self), np.int64)
+        first_labels = np.zeros(len(self), np.int64)
         labeled = self.counts > 0
-        firsts[labeled] = self.values[self.offsets[:-1][labeled]]
-        return firsts
+        first_labels[labeled] = self.values[self.offsets[:-1][labeled]]
+        return first_labels
 
     @property
-    def several(self) -> bool:
+    def is_multi_label(self) -> bool:
         """Whether any image has several labels, or none."""
         return bool((self.counts != 1).any())
 
-    def of(self, index: int) -> np.ndarray:
+    def of_image(self, index: int) -> np.ndarray:
         """The labels of one image."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
@@ -234,7 +234,7 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     assert first.classes == second.classes
     assert not first.failures | second.failures, "sets are joined before their images are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
-    several = first.label_sets is not None or second.label_sets is not None
+    multi_label = first.label_sets is not None or second.label_sets is not None
     groups = [g for g in (first.groups, second.groups) if g is not None]
     if isinstance(first.entries, Entries) and isinstance(second.entries, Entries):
         entries = first.entries.join(second.entries)
@@ -245,7 +245,7 @@ def join(first: Dataset, second: Dataset) -> Dataset:
         labels=np.concatenate([first.labels, second.labels]),
         pixels=np.concatenate(pixels) if len(pixels) == 2 else None,
         entries=entries,
-        label_sets=first.all_labels.join(second.all_labels) if several else None,
+        label_sets=first.all_labels.join(second.all_labels) if multi_label else None,
         left_out=first.left_out + second.left_out,
         groups=np.concatenate(groups) if len(groups) == 2 else None,
     )

@@ -60,7 +60,7 @@ def _by_class(dataset: Dataset) -> dict[str, str]:
     rows, read = _spread(len(dataset), MAX_NAMES), set(_spread(len(dataset), MAX_READ).tolist())
     labels, members = dataset.all_labels.take(rows), [list[tuple[str, bytes]]() for _ in dataset.classes]
     for number, row in enumerate(rows.tolist()):
-        for label in labels.of(number):
+        for label in labels.of_image(number):
             members[label].append((dataset.path(row), _content(dataset, row, row in read) + _part(dataset, row)))
     counts = np.bincount(dataset.all_labels.values, minlength=len(members)).tolist()
     checksums = [_checksum(images) for images in members]

@@ -99,8 +99,8 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
         raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
     classes = natural_order(known)
     index = {label: i for i, label in enumerate(classes)}
-    several = multi_label or any(len(row.labels) > 1 for row in rows)
-    if (unlabeled := [row.file for row in rows if not row.labels]) and not several:
+    multi_label = multi_label or any(len(row.labels) > 1 for row in rows)
+    if (unlabeled := [row.file for row in rows if not row.labels]) and not multi_label:
         raise UserError(
             f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}; remove these rows, or "
             f"where an image may have several classes or none, give --loss sigmoid"
@@ -119,9 +119,9 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
             name,
             split,
             classes,
-            labels.firsts,
+            labels.first_labels,
             entries=[Entry(row.file) for row in part],
-            label_sets=labels if several else None,
+            label_sets=labels if multi_label else None,
             folder=str(folder),
             groups=groups if any(row.group for row in rows) else None,
         )
@@ -131,10 +131,10 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
 
 def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     """The first row of each file; rows that repeat it are logged. Raises UserError for those that contradict it."""
-    firsts: dict[str, Row] = {}
+    first_rows: dict[str, Row] = {}
     repeated, contradictory = [], []
     for row in rows:
-        first = firsts.setdefault(os.path.abspath(row.file), row)  # noqa: PTH100  (of x/../a.jpg and a.jpg)
+        first = first_rows.setdefault(os.path.abspath(row.file), row)  # noqa: PTH100  (of x/../a.jpg and a.jpg)
         if first is not row and (set(first.labels), first.split) == (set(row.labels), row.split):
             repeated.append(row.file)
         elif first is not row:
@@ -147,7 +147,7 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
         )
     if repeated:
         warn_once(f"{quoted(name)} lists {len(repeated)} images again, which are read once: {first_ten(repeated)}")
-    return list(firsts.values())
+    return list(first_rows.values())
 
 
 def _labeled(folder: Path) -> Path | None:

@@ -168,7 +168,7 @@ def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: Shard
                     continue
                 members = {"cls": str(int(dataset.labels[index])).encode()}
                 if dataset.label_sets is not None:
-                    members["labels.json"] = json.dumps(dataset.label_sets.of(index).tolist()).encode()
+                    members["labels.json"] = json.dumps(dataset.label_sets.of_image(index).tolist()).encode()
                 for suffix, data in (*members.items(), image):
                     info = tarfile.TarInfo(f"{index:08d}.{suffix}")  # without time and owner
                     info.size = len(data)

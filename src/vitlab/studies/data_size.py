@@ -83,15 +83,15 @@ def variants(scale: Scale) -> list[StudyRun]:
             for part, steps in SMALL_STEPS.items()
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    before = [
+    pretrained = [
         _run(name, family, size, part, changed(config, data={"subset_fraction": part}))
         for name, (family, size, config) in _paper().items()
         for part in PARTS
     ]
     after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     labels = {"run": FINETUNING}
-    tuned = [StudyRun(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in before]
-    return before + tuned
+    tuned = [StudyRun(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in pretrained]
+    return pretrained + tuned
 
 
 def _run(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> StudyRun:
@@ -125,8 +125,8 @@ def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
 
 def _images(results: Results, data: str | float) -> dict[float, int]:
     """Part of this data set -> images that the pre-training learns from."""
-    before = results.study.where(run=PRETRAINING, data=data)
-    return {float(result.run.labels["part"]): result.examples for result in before}
+    pretrained = results.study.where(run=PRETRAINING, data=data)
+    return {float(result.run.labels["part"]): result.examples for result in pretrained}
 
 
 def at_best_decay(results: Results) -> Results:

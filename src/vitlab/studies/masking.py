@@ -45,14 +45,14 @@ def variants(scale: Scale) -> list[StudyRun]:
         after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     else:
         (base, after), others = _small(), {}
-    before = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
-    tuned = {name: (after, name) for name in before}
+    pretrained = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
+    tuned = {name: (after, name) for name in pretrained}
     if scale != "paper":
         scratch, first = changed(after, from_scratch=True), "mean-color-50"
         tuned["scratch"] = (scratch, first)
         tuned["scratch-zero"] = (changed(scratch, head_std=None), first)
         tuned[f"{first}-zero"] = (changed(after, head_std=None), first)
-    runs = [StudyRun(name, config, {"run": PRETRAINED, "variant": name}) for name, config in before.items()]
+    runs = [StudyRun(name, config, {"run": PRETRAINED, "variant": name}) for name, config in pretrained.items()]
     return runs + [
         StudyRun(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
         for name, (config, init_from) in tuned.items()
@@ -66,7 +66,7 @@ def _small() -> tuple[TrainConfig, FinetuneConfig]:
     """
     base = tiny.masked_cifar10()
     model = {"width": 96, "depth": 3, "mlp_dim": 192}
-    before = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500)
+    pretrained = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500)
     after = finetuning(
         LABELED,
         steps=800,
@@ -77,7 +77,7 @@ def _small() -> tuple[TrainConfig, FinetuneConfig]:
         log_every=50,
         head_std=HEAD_STD,
     )
-    return before, after
+    return pretrained, after
 
 
 def _finetuned(variant: str | float) -> dict[str, str | float]:

@@ -18,14 +18,14 @@ def variants(scale: Scale) -> list[StudyRun]:
 
     Deviation: `small` pre-trains at half of the images' resolution; more pixels would show nothing new.
     """
-    before, after = _configs(scale)
-    assert isinstance(before.model, ViTConfig)
-    runs = [StudyRun("pretrained", before, {"run": "pre-training"})]
+    pretrain_config, finetune_config = _configs(scale)
+    assert isinstance(pretrain_config.model, ViTConfig)
+    runs = [StudyRun("pretrained", pretrain_config, {"run": "pre-training"})]
     for kind in KINDS:
         for factor in FACTORS:
-            side = round(factor * before.model.image_hw[0])
-            model = ViTConfig(image_size=side, patch_size=before.model.patch_size)
-            config = changed(after, model=model, fresh_positions=kind == "fresh")
+            side = round(factor * pretrain_config.model.image_hw[0])
+            model = ViTConfig(image_size=side, patch_size=pretrain_config.model.patch_size)
+            config = changed(finetune_config, model=model, fresh_positions=kind == "fresh")
             labels = {"run": "fine-tuning", "positions": kind, "factor": factor}
             runs.append(StudyRun(f"{kind}-{side}", config, labels, init_from="pretrained"))
     return runs
@@ -37,8 +37,8 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
         return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
     # Position embeddings start at 0.1, not at the 1.0 of `tiny.vit`: else what is interpolated is mostly their random
     # start, whose norm interpolation halves.
-    before = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
-    return before, finetuning(subset_fraction=0.1, steps=1500, batch_size=64, data=CROP)
+    pretrain_config = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
+    return pretrain_config, finetuning(subset_fraction=0.1, steps=1500, batch_size=64, data=CROP)
 
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:

@@ -310,7 +310,7 @@ class Study:
 
 def shortened(run: StudyRun) -> StudyRun:
     """The run on digits, with a twentieth of its steps or epochs."""
-    config, before = run.config, run.config.data.name
+    config, dataset = run.config, run.config.data.name
     steps, epochs, eval_every = config.steps, config.epochs, config.eval_every
     config = dataclasses.replace(
         config,
@@ -320,5 +320,5 @@ def shortened(run: StudyRun) -> StudyRun:
         epochs=epochs and epochs / SHORTER,
         eval_every=eval_every and max(1, eval_every // SHORTER),
     )
-    labels = {key: DIGITS if value == before else value for key, value in run.labels.items()}
-    return dataclasses.replace(run, name=run.name.replace(before, DIGITS), config=config, labels=labels)
+    labels = {key: DIGITS if value == dataset else value for key, value in run.labels.items()}
+    return dataclasses.replace(run, name=run.name.replace(dataset, DIGITS), config=config, labels=labels)

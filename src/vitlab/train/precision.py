@@ -69,9 +69,9 @@ def _product_seconds(dtype: torch.dtype) -> float:
     a, b = torch.ones(2, 256, 256, dtype=dtype)
     started, seconds = time.perf_counter(), []
     while len(seconds) < 2 or time.perf_counter() - started < 0.01:
-        before = time.perf_counter()
+        start = time.perf_counter()
         torch.mm(a, b)
-        seconds.append(time.perf_counter() - before)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 

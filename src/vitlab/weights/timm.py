@@ -215,12 +215,12 @@ def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig)
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
-    before, table = config.num_position_prefix, tensors.get("pos_embed")
-    rows = 0 if table is None else table.shape[1] - before - config.num_patches  # of registers, the first ones
+    prefix, table = config.num_position_prefix, tensors.get("pos_embed")
+    rows = 0 if table is None else table.shape[1] - prefix - config.num_patches  # of registers, the first ones
     if table is not None and config.registers and rows > 0:
         tensors["reg_token"] = tensors["reg_token"].float().clone()
-        tensors["reg_token"][:, :rows] += table[:, before : before + rows].float()
-        tensors["pos_embed"] = torch.cat([table[:, :before], table[:, before + rows :]], dim=1)
+        tensors["reg_token"][:, :rows] += table[:, prefix : prefix + rows].float()
+        tensors["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + rows :]], dim=1)
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
         for i in range(config.depth):  # EVA has biases of queries and values alone
