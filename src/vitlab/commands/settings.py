@@ -140,7 +140,7 @@ def value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def advice_for(name: str, setting: str) -> str | None:
-    """What to do instead of giving a setting to a command in which it has no effect; None where it has one."""
+    """What to do instead of giving a setting that has no effect in a command; None where it has one."""
     rules = WITHOUT_EFFECT[name].items()
     return next((advice for start, advice in rules if setting.startswith(start) and setting != "model.dropout"), None)
 

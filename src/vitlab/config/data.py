@@ -68,9 +68,9 @@ class DataConfig(ReadConfig):
     min_area: Fraction = 0.05
     """Smallest fraction of the area that an inception crop keeps."""
     crop_resize: PositiveInt | None = None
-    """Side in pixels to which `random` resizes before it crops."""
+    """Side in pixels: `random` resizes to it before it crops."""
     pad: NonNegativeInt = 4
-    """Most pixels, at the model's size, by which `pad` shifts."""
+    """Largest shift of `pad`, in pixels at the model's size."""
     flip: bool = True
     """Mirror left and right with probability 1/2."""
     randaugment_layers: NonNegativeInt = 0

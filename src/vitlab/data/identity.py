@@ -15,7 +15,7 @@ from vitlab.data.registry import CUSTOM
 MAX_NAMES = 100_000
 """Images of a split whose files are compared; of more, as many at even distances."""
 MAX_READ = 1_000
-"""Files of a split, at even distances, of which the last bytes are compared."""
+"""Files of a split, at even distances, whose last bytes are compared."""
 TAIL = 4096
 """Bytes of a file that are compared: its last ones, as files may begin with the same header."""
 MAX_LISTED = 100

@@ -145,7 +145,7 @@ def _are_classes(labels: Any) -> bool:
 
 
 def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], left_out: int) -> Dataset:
-    """The test split of images of which any label is right."""
+    """The test split of images; any of an image's labels is right."""
     sets = Labels.of_lists([labels for _, labels in images])
     entries, labels = [entry for entry, _ in images], sets.first_labels
     dataset = Dataset(name, "test", NUMBERS, labels, entries=entries, left_out=left_out)

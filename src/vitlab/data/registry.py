@@ -33,7 +33,7 @@ _CONTENT = {
     "shards": "a folder of shards named train-*.tar",
 }
 PARTIAL = ("imagenet", "imagenet_real")
-"""The data sets of which test images may be missing (`partial`)."""
+"""The data sets whose test images may be missing (`partial`)."""
 
 
 def load_dataset(

@@ -87,7 +87,7 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
 
 
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """An order of images, given the shard of each, in which at most `window` shards are in use at a time.
+    """An order of images, given the shard of each, that uses at most `window` shards at a time.
 
     Shards begin one after the other, in another order for every epoch; the time of an image is drawn uniformly between
     the beginning of its shard and that of the `window`-th after it. If there are at most `window` shards, all begin at

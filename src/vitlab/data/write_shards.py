@@ -49,7 +49,7 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 class ShardSettings(Checked):
     """How a data set is written.
 
-    size: the shorter side in pixels to which larger images are resized, as JPEG of `quality`; None keeps all bytes.
+    size: the shorter side in pixels of larger images after resizing, as JPEG of `quality`; None keeps all bytes.
     records: images of each tar at most.
     """
 

@@ -320,8 +320,8 @@ def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> di
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """That with the highest mean average precision, if scores have it, else accuracy; ties: lowest loss, then
-    smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
+    """Best score by mean average precision, else accuracy; ties: lowest loss, then smallest learning rate. Scores with
+    an `alpha`, which the loss has chosen: the lowest loss."""
 
     def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
         accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])

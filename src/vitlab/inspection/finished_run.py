@@ -45,9 +45,9 @@ READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
 MISTAKES = 24
 """Maximum number of wrong predictions, and of near-duplicates, on a page."""
 MAX_COMPARED = 20_000
-"""Training and test images up to which a page searches near-duplicates among them."""
+"""Most training and test images that a page searches for near-duplicates."""
 MAX_CANDIDATES = 300_000
-"""Pairs of similar hashes up to which a page shows near-duplicates."""
+"""Most pairs of similar hashes for a page with near-duplicates."""
 
 
 def run_folders(path: str | Path) -> list[Path]:

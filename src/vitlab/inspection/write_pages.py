@@ -105,7 +105,7 @@ def inspect_checkpoint(
 
 
 def _check_out(out: Path) -> None:
-    """Raises UserError for a file, and for a folder in which something would be overwritten."""
+    """Raises UserError for a file, and for a folder where something would be overwritten."""
     if resolved(out).is_file():
         raise UserError(f"{out} is a file; give the name of a folder.")
     if (out / "config.json").exists():  # its result.json would be overwritten

@@ -29,7 +29,7 @@ PARTS = (0.03, 0.1, 0.3, 1.0)
 SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
 """Part -> steps at `small`, 70 to 105 epochs. As many of all data would take about 17 core-hours."""
 SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
-"""Part -> weight decays at `small`, of which held-out images choose one for each model: runs of many epochs may need
+"""Part -> weight decays at `small`; held-out images choose one for each model: runs of many epochs may need
 more, as in Sec. 4.3."""
 LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
 """Weight decay of the longest runs at `small`, on the largest part: the best on the held-out images of one seed."""

@@ -170,7 +170,7 @@ def _half(size: int) -> int:
 
 
 def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, shard: int) -> float:
-    """Seconds per image of a training step of `shard` images, of which `num_images` are timed, by a copy of the model.
+    """Seconds per image of a training step of `shard` images; `num_images` of them are timed, by a copy of the model.
 
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
     """

@@ -17,7 +17,7 @@ from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
 COMPILE_FLOPS = {"cuda": 3e16, "cpu": 1e14}
-"""Of a run from which `compile="auto"` compiles. GPU: two minutes or more without; compiling takes half a minute, and a
+"""Minimum FLOPs of a run for `compile="auto"`. GPU: two minutes or more without; compiling takes half a minute, and a
 step three quarters of the time. Two CPU cores: a quarter of an hour, three to six minutes, two thirds."""
 
 

@@ -24,7 +24,7 @@ from vitlab.io import write_bytes
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 MIN_SPEEDUP = 1.3
-"""Of products in bfloat16 from which training is faster in it. With AMX, or AVX-512 on AMD, they take half the time or
+"""Minimum bfloat16 speedup of matrix products to enable it. With AMX, or AVX-512 on AMD, they take half the time or
 less; Intel's AVX-512 alone has half the instructions per cycle for them, and without either they take 100 times as
 long."""
 

@@ -178,7 +178,7 @@ class Workdir:
                     self._writer.add_scalar(key, value, step)
 
     def truncate_logs(self, after_step: int) -> None:
-        """Removes what was logged after the checkpoint from which the run resumes: these steps run again."""
+        """Removes log lines after the checkpoint that the run resumes from: these steps run again."""
         self._purge_step = after_step + 1
         for name, file in self._logs.items():
             size = end = 0

@@ -41,7 +41,7 @@ RETRY = "take another copy of the folder"
 PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
 """The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
 THRESHOLDS = "label_thresholds"
-"""The probability from which each of these classes is set, in their order; a name of ours, which both ignore."""
+"""The threshold of each of these classes, in their order; a name of ours, which both ignore."""
 
 
 def multi_label_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "e
 def processed_size(prepared: Preprocessing, config: ModelConfig) -> tuple[int, int]:
     """Height and width of the images that another library's processor makes: `crop_size` where it has one.
 
-    Warns about a `crop_size` of which the model's patches would cover more than `image_size`.
+    Warns where the model's patches would cover more of a `crop_size` than `image_size`.
     """
     covered, crop = pair(prepared.image_size or config.image_size), prepared.crop_size
     patch_size = config.patch_size if isinstance(config, ViTConfig) else 1

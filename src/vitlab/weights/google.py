@@ -229,7 +229,7 @@ def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
 
 
 def _native_spelling(config: ModelConfig) -> Spelling:
-    """The spelling of the code that the model comes from, in which nothing about it is lost."""
+    """The spelling of the code that the model comes from; it loses nothing about the model."""
     if isinstance(config, ResNetConfig):
         is_bit = config.body.version == "v2" and config.body.pool_padding == "zero"
         return "stored" if is_bit else "big_vision"

@@ -145,7 +145,7 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
 
 
 def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
-    """Writes a folder from which `AutoModelForImageClassification.from_pretrained(folder)` builds an equal model, or
+    """Writes a folder that `AutoModelForImageClassification.from_pretrained(folder)` turns into an equal model, or
     `AutoModel` where there is no head. Its images are in [-1, 1].
 
     Of `metadata`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises

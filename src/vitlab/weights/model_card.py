@@ -117,7 +117,7 @@ def _one(card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
 
 
 def _multi_label_test(card: Mapping[str, Any]) -> dict[str, str | None]:
-    """The test of a model of several labels per image, and the thresholds from which they are set."""
+    """The test of a model of several labels per image, and its thresholds."""
     named = zip(card.get("classes") or (), card.get("label_thresholds") or (), strict=False)
     thresholds = [f"{printable(str(name))} {threshold:.3f}" for name, threshold in named]
     more = ", ..." if len(thresholds) > CLASSES else ""

@@ -232,7 +232,7 @@ def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig)
 
 
 def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
-    """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
+    """Writes a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` turns into an equal model.
 
     Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
     settings of timm's transforms, and `multi_label` the `problem_type` of Hugging Face's code; README.md has all that
