@@ -389,7 +389,7 @@ def test_a_file_of_two_splits_however_it_is_spelled(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has the columns ; none of them is named as that of the image files: name it file"),
+        ("", "has the columns ; none of them is named as a column of image files: name it file"),
         ("photo,label\na.png,x\n", "has the columns photo, label; none of them is named .*: name it file"),
         ("file\na.png\n", "has the columns file; none of them has the labels: add a column label"),
         ("file,kind,size\na.png,x,3\n", "none of them is named label, .* with 0 and 1: kind, size hold other values"),

@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {
 def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     """The command `name`, an instance of its dataclass `kind`, of the words after its name.
 
-    Its field `config`, if it has one, is that of the recipe with the flags, and `open_settings` are what the recipe
+    Its field `config`, if it has one, is the recipe's config with the flags, and `open_settings` are what the recipe
     leaves to the data. Raises UserError for invalid settings, SystemExit(2) for unknown flags.
     """
     words = [_with_hyphens(word) for word in words]

@@ -90,8 +90,8 @@ class Finetune:
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Image side in pixels. Default: the recipe's, for `custom` that of the checkpoint's preprocessing, for `staged`
-    the best of up to three for the least-squares head."""
+    """Image side in pixels. Default: the recipe's, for `custom` the checkpoint's preprocessing, for `staged` the
+    best of up to three for the least-squares head."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """Folder of the stages and the runs. Default: `runs/finetune-RECIPE`, for any images with the data set's name."""

@@ -147,7 +147,7 @@ def _printed_core_days(model_name: str | None, exa: float) -> int | None:
 def _parse_mfu(mfu: str | None, precision: str) -> float:
     if mfu is None and precision == "float32":
         raise UserError(
-            "precision is float32, and the known peak is that of bfloat16; give --mfu measured, or as a fraction of "
+            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or as a fraction of "
             "that peak."
         )
     try:

@@ -28,7 +28,7 @@ BatchIndices = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labels:
-    """Several labels for each image: those of image i are `values[offsets[i] : offsets[i + 1]]`.
+    """Several labels for each image: image i has `values[offsets[i] : offsets[i + 1]]`.
 
     values: int64 [M]; offsets: int64 [N + 1].
     """
@@ -80,7 +80,7 @@ class Labels:
         return Labels(values[values >= 0], remaining[self.offsets])
 
     def join(self, other: "Labels") -> "Labels":
-        """These, then those of `other`."""
+        """These, then `other`'s."""
         offsets = np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]])
         return Labels(np.concatenate([self.values, other.values]), offsets)
 
@@ -114,7 +114,7 @@ class Entries(ABC):
 
     @abstractmethod
     def join(self, other: "Entries") -> "Entries":
-        """These, then those of `other`, which are of the same kind."""
+        """These, then `other`'s, which are of the same kind."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Entry:
@@ -145,7 +145,7 @@ class Dataset:
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
     missing here. levels: the values in the files that are black and white, as for `decode_image`. groups: a text for
     each image; images with the same one (of a patient, of a video) stay together wherever a split is drawn. from_val:
-    of "trainval", which images are those of the user's own val split.
+    of "trainval", which images are from the user's own val split.
     """
 
     name: str
@@ -230,7 +230,7 @@ class Dataset:
 
 
 def join(first: Dataset, second: Dataset) -> Dataset:
-    """The images of `first`, then those of `second`."""
+    """The images of `first`, then of `second`."""
     assert first.classes == second.classes
     assert not first.failures | second.failures, "sets are joined before their images are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]

@@ -28,7 +28,7 @@ SHARD = 16_384  # training images whose thumbnails are in memory together
 CENTER = (
     0.94  # fraction of each side that the second hash of an image covers, to match the first hash of a cropped copy
 )
-COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image, and that of the other: 0 of all of it, 1 of its center
+COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image and of the other: 0 whole, 1 center
 RADIUS = 18  # most differing bits in the hashes of a proposed pair; measured by benchmarks/dedup.py
 NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # so many lowest frequencies of a proposed pair correlate at least so much
 THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
@@ -132,7 +132,7 @@ def _read_thumbnails(
         for start in range(0, len(dataset), SHARD):
             stop = min(start + SHARD, len(dataset))
             thumbs = np.stack(list(pool.map(read, range(start, stop))))
-            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also those of unreadable images
+            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also for unreadable images
             omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
             display.update(stop)
             yield start + np.flatnonzero(~blank), thumbs[~blank]

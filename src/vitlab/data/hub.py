@@ -97,7 +97,7 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
 
 
 def _splits(tables: Sequence[str], name: str) -> dict[str, str]:
-    """Our name of a split -> that of its table. Tables of other names are logged."""
+    """Our name of a split -> name of its table. Tables of other names are logged."""
     splits: dict[str, str] = {}
     for ours, names in SPLIT_FOLDERS.items():
         for theirs in (table for table in tables if table in names):
@@ -173,8 +173,8 @@ def _labels(
     split: str,
     multi_label: bool = False,
 ) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes, which are those of the tables `references`; the labels in a table's column; and whether an image may
-    have several: as `multi_label` says, or as any image of the table or of `references` has."""
+    """The classes of the tables `references`; the labels in a table's column; and whether an image may have several:
+    as `multi_label` says, or as any image of the table or of `references` has."""
     values, counts, complete = _flat(table, column)
     others = [_flat(each, column) for each in references]
     known = np.concatenate([values for values, _, _ in others])

@@ -72,7 +72,7 @@ def metadata_splits(
         classes = [folder for folder in subfolders(root) if folder.lower() not in _SPLITS]
         if len(classes) > 1:
             file = quoted(str(tables[root]))
-            warn_once(f"the labels are those of {file}; the folders {first_ten(classes)} are not read as classes")
+            warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
         if extra := [f for f in images_below(root) if os.path.abspath(f) not in listed]:  # noqa: PTH100
             warn_once(f"{quoted(str(tables[root]))} lists no label of {len(extra)} images: {first_ten(extra)}")
     return _splits(rows, path, name, multi_label)
@@ -84,7 +84,7 @@ def _folders_with_metadata(root: Path) -> list[Path]:
     if not any(map(_labeled, below)):
         return [root]
     tables = first_ten([str(folder) for folder in below if _labeled(folder)])
-    warn_once(f"the labels are those of the metadata in {tables}; the names of the folders are not read as classes")
+    warn_once(f"the labels are from the metadata in {tables}; the names of the folders are not read as classes")
     return [folder for folder in below if images_below(folder)]
 
 
@@ -160,7 +160,7 @@ def _labeled(folder: Path) -> Path | None:
 
 
 def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
-    """The images of a table; `split` is that of all, or "" if the table says it. Raises UserError."""
+    """The images of a table; `split` is the split of all, or "" if the table says it. Raises UserError."""
     names, records = read_table(path)
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
@@ -278,7 +278,7 @@ def _likely_separator(labels: Collection[str]) -> str:
 
 
 def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
-    """`rows`; if none of their files is where it should be, with those of the same name below the folder.
+    """`rows`; if none of their files is where it should be, with files of the same name below the folder.
 
     The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
     """

@@ -128,7 +128,7 @@ def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int)
 
 
 def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]) -> Preprocessing:
-    """The preprocessing of a frozen model: the checkpoint's; for Google's, that of its few-shot evaluation.
+    """The preprocessing of a frozen model: the checkpoint's; for Google's, as in its few-shot evaluation.
 
     That is big_vision's `resize(256)|central_crop(224)`, in proportion: both sides bilinear, without antialiasing.
     """

@@ -39,7 +39,7 @@ class LinearHead:
     accuracy: float
     """Fraction of images whose highest score is (one of) their label(s)."""
     loss: float
-    """Cross-entropy, of several labels per image that of each class by itself."""
+    """Cross-entropy; with several labels per image, binary for each class."""
     reject_below: float | None
     """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""

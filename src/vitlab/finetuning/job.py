@@ -39,7 +39,7 @@ from vitlab.weights.folder import THRESHOLDS
 
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
-"""Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
+"""Weights of the fine-tuned model to try in an average with the least-squares head, besides 1."""
 ALPHA_WITHOUT_SWEEP = 0.25
 """It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
 
@@ -89,7 +89,7 @@ class FinetuneJob(JobInputs):
         return loss
 
     def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:
-        """The model that a run starts from; `indices` are those of its training images, if it does not have all."""
+        """The model that a run starts from; `indices`: its training images, if it does not have all."""
         config, generator = self.config, torch.Generator().manual_seed(seed)
         if config.from_scratch:
             model = build_model(config.model, generator=generator)
@@ -132,7 +132,7 @@ class FinetuneJob(JobInputs):
     def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
 
-        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which. Without
+        With a `head`, they belong to the average of weights with the lowest loss, and `alpha` says which. Without
         `refit`, its model is saved.
         """
         splits, context = self.sweep_splits, self.context
@@ -292,7 +292,7 @@ def sweep_folder(workdir: Path, lr: float) -> Path:
 
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
-    """A model whose weights are (1 - alpha) those of `head` and alpha those of `tuned` (WiSE-FT, Wortsman et al.
+    """A model with the weights (1 - alpha) `head` + alpha `tuned` (WiSE-FT, Wortsman et al.
     2022), on the device of `tuned`."""
     model = copy.deepcopy(tuned)
     for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
@@ -307,7 +307,7 @@ def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """The tests of the final runs, or that of the least-squares head, for result.json."""
+    """The tests of the final runs, or the least-squares head's, for result.json."""
     summary: dict[str, Any] = {
         "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)]
     }

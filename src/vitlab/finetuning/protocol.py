@@ -106,7 +106,7 @@ def _resolve(
     log: Log,
     world: World,
 ) -> tuple[Resolved[FinetuneConfig], Splits]:
-    """The settings of the job, which an interrupted one keeps, and its images. `facts` are those of the checkpoint."""
+    """The settings of the job, which an interrupted one keeps, and its images. `facts` are the checkpoint's."""
     if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
         raise UserError(
             f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "

@@ -112,9 +112,9 @@ def train_and_evaluate(
     """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
     was finished.
 
-    The metrics of every evaluation, and those of `few_shot(model)`, are logged.
+    The metrics of every evaluation and of `few_shot(model)` are logged.
     """
-    evaluations: list[Any] = [None]  # the last one; in the end, that of the returned weights
+    evaluations: list[Any] = [None]  # the last one; in the end, of the returned weights
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
         model = finish(model)

@@ -49,7 +49,7 @@ def cost(plan: StudyPlan, tflops: float | None = None) -> dict[str, Any]:
 
 
 def model_of(run: StudyRun, by_name: Mapping[str, StudyRun]) -> ModelConfig:
-    """The model of a run, with a head for the classes of its data; a fine-tuning has that of `init_from`, resized."""
+    """The model of a run, with a head for the classes of its data; a fine-tuning has `init_from`'s, resized."""
     config = run.config
     model = config.model
     if run.init_from is not None:

@@ -1,6 +1,6 @@
 """Table 8, App. D.4: position embeddings, their kind and where they enter.
 
-Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for any model, those of the study included.
+Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for any model, also the study's.
 """
 
 import numpy as np

@@ -60,7 +60,7 @@ def vit(
 
 
 def resnet(side: int, layers: tuple[int, ...], width: int = 32) -> ResNetConfig:
-    """A small ResNet with this many units in each stage; `width` is that of the root."""
+    """A small ResNet with this many units in each stage; `width` is the root's."""
     return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=body(layers, width))
 
 

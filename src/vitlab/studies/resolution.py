@@ -9,7 +9,7 @@ from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""
 KINDS = ("interpolated", "fresh")
-"""Position embeddings: those of the checkpoint, or new ones."""
+"""Position embeddings: the checkpoint's, or new ones."""
 CROP = {"crop": "inception", "min_area": 0.5, "pad": 4}
 
 

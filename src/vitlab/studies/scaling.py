@@ -129,10 +129,10 @@ def chosen(runs: Runs, means: Runs) -> Runs:
 
 
 def gap(ours: Runs, theirs: Runs, position: float = 0.5) -> float:
-    """By how much the best accuracy of `ours` exceeds that of `theirs` at the same compute.
+    """The best accuracy of `ours` minus the best of `theirs` at the same compute.
 
     position: within the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Accuracy
-    is interpolated linearly over the logarithm of compute, through all of these runs: give those of a front.
+    is interpolated linearly over the logarithm of compute, through all of these runs: give the runs of a front.
     """
     low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
     high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))

@@ -98,7 +98,7 @@ def exaflops(config: TrainConfig, examples: int) -> float:
 
 
 def updates(config: TrainConfig, examples: int) -> int:
-    """Optimizer steps in total; a fine-tuning makes those of its learning rate sweep and of each of its runs."""
+    """Optimizer steps in total; a fine-tuning makes the steps of its learning rate sweep and of each of its runs."""
     steps = config.total_steps(examples)
     if not isinstance(config, FinetuneConfig):
         return steps
@@ -121,7 +121,7 @@ class Result:
     examples: int
     """Images of the training split."""
     model: ModelConfig
-    """The model that was run; a fine-tuning's is that of the run in `init_from`."""
+    """The model that was run; a fine-tuning has the model of the run in `init_from`."""
 
     @functools.cached_property
     def exaflops(self) -> float:
@@ -211,7 +211,7 @@ class Results:
 def difference(
     metric: Metric, more: Labels | Sequence[Labels], less: Labels | Sequence[Labels]
 ) -> Callable[[Results], float]:
-    """By how much the mean of the metric over the group `more` exceeds that of the group `less`, as a function.
+    """The mean of the metric over the group `more` minus the mean over the group `less`, as a function.
 
     For two groups on each side it is a difference of differences: more[0] + more[1] - less[0] - less[1].
     """

@@ -92,7 +92,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
-        """A forward and backward pass. Ranks exchange gradients only in that of the `last` micro-batch."""
+        """A forward and backward pass. Ranks exchange gradients only in the `last` micro-batch's."""
         if self.sharded:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
         with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():

@@ -258,7 +258,7 @@ def _is_text(path: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or that of a run."""
+    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or a run's."""
     resolved(path)
     try:
         os.fsencode(path.absolute()).decode()

@@ -1,4 +1,4 @@
-"""Folders of weights and JSON: our format, and what those of timm and Hugging Face have in common with it.
+"""Folders of weights and JSON: our format, and what timm's and Hugging Face's share with it.
 
     model.safetensors   the parameters; here by the names of `Model.state_dict()`
     config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`
@@ -137,7 +137,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     if settings.get("format") != FORMAT:
         raise UserError(
             f"{folder} holds a {CONFIG} of another program (its keys: {first_ten(sorted(settings)) or 'none'}); "
-            f"supported are those of save_model, timm and Hugging Face."
+            f"supported are folders of save_model, timm and Hugging Face."
         )
     if settings.get("version") != VERSION:
         raise UserError(
@@ -204,7 +204,7 @@ def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _digests(folder: Path) -> set[Any]:
-    """Checksums of the weights in a folder: the one in config.json, and that of the file, as far as they are there."""
+    """Checksums of the weights in a folder: the one in config.json and the file's, as far as they are there."""
     digests = set[Any]()
     with contextlib.suppress(OSError, UserError):
         digests.add(str(read_settings(folder / CONFIG).get("sha256")))
@@ -222,7 +222,7 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
     if (folder / WEIGHTS).exists():
         others.discard(README)  # of the replaced model
     if others:
-        raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or that of a model.")
+        raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or a model's.")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

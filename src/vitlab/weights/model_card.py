@@ -85,7 +85,7 @@ def _hub_id(spec: str | None) -> str | None:
 
 
 def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
-    """Rows of the table; those of nothing are left out."""
+    """Rows of the table; empty ones are left out."""
     classes = [printable(str(name)) for name in card.get("classes") or ()]  # else one would quote them all
     names = ", ".join(classes[:CLASSES]) + (", ..." if len(classes) > CLASSES else "")
     sizes = ""

@@ -107,7 +107,7 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
 def read_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the parameters, by our names, of a checkpoint with timm's names or those of other code.
+    """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
     .safetensors file by any names of `vitlab.weights.original_names`. Sizes follow from the tensors; the number of

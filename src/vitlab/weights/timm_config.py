@@ -280,7 +280,7 @@ def _infer_size(
 
 def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal["token", "gap", "map"]:
     has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
-    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have that of the mean
+    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have the mean's
     inferred = "map" if has_map else "token" if has_class_norm else "avg"
     pool = inferred if settings.pool is None else settings.pool
     over_all = bool(settings.args.get("pool_include_prefix"))
