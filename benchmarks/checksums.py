@@ -48,7 +48,8 @@ RUNS = {  # name of the run and of its folder -> its command
     "sigmoid": f"{DIGITS} --loss sigmoid --model.pool map --model.head-bias -6.9 --model.position sincos2d "
     "--optim.decay-on kernels --model.representation-size 24 --model.gelu tanh --data.crop none --data.flip",
     "tokens": f"{DIGITS} --model.pool token --model.registers 2 --model.distilled --model.layer-scale 0.1 "
-    "--model.no-class-position --data.part 0.3 --data.part-seed 1 --data.crop random --data.crop-resize 20",
+    "--model.no-class-position --data.subset-fraction 0.3 --data.subset-seed 1 --data.crop random "
+    "--data.crop-resize 20",
     "axial": f"{DIGITS} --model.encoder axial --model.position 2d --model.position-at shared --data.classes 1 3 5",
     "relative": f"{DIGITS} --model.position relative --model.position-at every --activation-checkpointing",
     "autocast": f"{DIGITS} --precision autocast",
@@ -333,7 +334,7 @@ def photographs(images: Path) -> dict[str, str]:
         for member in [m for m in tar if m.name.endswith(".jpg")][:24]:
             tar.extract(member, "real", filter="data")
     run(f"{PHOTOS} --data.name shards:{images} --data.crop inception --data.flip --data.train-split train "
-        f"--data.part 0.1 --workdir photographs")  # fmt: skip
+        f"--data.subset-fraction 0.1 --workdir photographs")  # fmt: skip
     hashes = run_files(Path("photographs"))
     return hashes | {"predict": numbers(run("predict photographs real --top 3 --json"))}
 

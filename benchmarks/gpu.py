@@ -33,7 +33,7 @@ from run_record import describe_run
 from torch import Tensor
 
 from vitlab.cost import measure
-from vitlab.cost.step import Mode, Work, example_images, example_model
+from vitlab.cost.step import Mode, StepSpec, example_images, example_model
 from vitlab.models import get_config
 from vitlab.train.throughput import peak_flops
 
@@ -112,7 +112,7 @@ def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
         compiled = not case.endswith("eager")
         pipe.recv()
         batch = given.batch or BATCHES[model]
-        work = Work(config, mode, batch, "bfloat16", compiled, given.device)
+        spec = StepSpec(config, mode, batch, "bfloat16", compiled, given.device)
         products = measure.count_products(config, batch, mode == "train", attention=not on_gpu)
         first, peaks = {}, {}
         steps: dict[str, measure.Step] = {CEILING: measure.products_step(products, torch.bfloat16, device)}
@@ -120,7 +120,7 @@ def measure_model(given: Arguments, model: str, pipe: Connection) -> None:
             before = torch.cuda.memory_allocated()  # 0 without a GPU
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
-            steps[name] = build(name, work)
+            steps[name] = build(name, spec)
             start = time.perf_counter()
             for _ in range(2):
                 steps[name]()

@@ -23,10 +23,10 @@ def models_page() -> str:
 
 Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
 `vitlab list models` prints the same. This page is written by `python benchmarks/models_page.py > docs/models.md`;
-`tests/commands/test_info.py` compares its counts with those of Google's code, and with the paper's.
+`tests/commands/test_info.py` compares its counts with Google's code and with the paper.
 
 - **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
-  those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two
+  the layers that its name counts; its width is the root's, 64 times BiT's factor. Each layer of an axial ViT is two
   blocks.
 - **patch**: side of a patch in pixels; of a hybrid, in places of the ResNet's feature map. **stride**: pixels from one
   token to the next. R+ViT-Ti/16 is called so by those who published it; its stride is 32.

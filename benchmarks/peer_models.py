@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.cost import step
-from vitlab.cost.step import OPTIM, Work, example_images, example_model, inference_step
+from vitlab.cost.step import OPTIM, StepSpec, example_images, example_model, inference_step
 from vitlab.data.loader import Batch
 from vitlab.models.vit import Model
 from vitlab.train.objectives import blank_batch, create_objective
@@ -27,21 +27,21 @@ MAX_DIFFERENCE = 1e-3
 """Of a peer's logits from ours in float32, relative to their norm."""
 
 
-def build(name: str, work: Work) -> Callable[[], Tensor | None]:
+def build(name: str, spec: StepSpec) -> Callable[[], Tensor | None]:
     """The step of `vitlab` or of a peer: computes one batch, and returns the logits in inference.
 
     Raises ValueError for a model that the peer does not support, ParityError where its logits differ from ours.
     """
     if name == OURS:
-        return step.build(work)
-    ours = example_model(work.config)
+        return step.build(spec)
+    ours = example_model(spec.config)
     model = PEERS[name](ours)
     _check_equal(name, ours, model)
-    if work.mode == "infer":
-        return inference_step(work, model)
-    device = torch.device(work.device)
-    images = example_images(work.config, work.batch, device)
-    return _training_step(work, model.to(device), blank_batch(create_objective(work.run), images))
+    if spec.mode == "infer":
+        return inference_step(spec, model)
+    device = torch.device(spec.device)
+    images = example_images(spec.config, spec.batch, device)
+    return _training_step(spec, model.to(device), blank_batch(create_objective(spec.run), images))
 
 
 def _check_equal(name: str, ours: Model, theirs: nn.Module) -> None:
@@ -82,15 +82,15 @@ def _huggingface(model: Model) -> Any:
 PEERS: dict[str, Callable[[Model], Any]] = {"timm": _timm, "huggingface": _huggingface}
 
 
-def _training_step(work: Work, model: nn.Module, batch: Batch) -> Callable[[], None]:
+def _training_step(spec: StepSpec, model: nn.Module, batch: Batch) -> Callable[[], None]:
     """A training step as a user of the peer writes it."""
     parameters, max_norm = list(model.parameters()), OPTIM.clip_norm or float("inf")
     optimizer = torch.optim.AdamW(parameters, lr=OPTIM.lr, weight_decay=OPTIM.weight_decay, fused=True)
-    forward = torch.compile(model.train()) if work.compile else model.train()
+    forward = torch.compile(model.train()) if spec.compile else model.train()
 
     def train() -> None:
         optimizer.zero_grad()
-        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=work.dtype == "bfloat16"):
+        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=spec.dtype == "bfloat16"):
             loss = F.cross_entropy(forward(batch.images), batch.labels)
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient

@@ -17,7 +17,7 @@ from run_record import describe_run
 from tyro.conf import Positional
 
 from vitlab.cost import measure
-from vitlab.cost.step import Mode, Work
+from vitlab.cost.step import Mode, StepSpec
 from vitlab.models import get_config
 from vitlab.train.precision import keep_freed_memory
 
@@ -45,8 +45,8 @@ class Arguments:
 def compare(given: Arguments, model: str) -> dict[str, Any]:
     """All contenders on one model, in turn: images/s, and our speed over each of the others."""
     config, device = get_config(model, image_size=given.size), torch.device(given.device)
-    work = Work(config, given.mode, given.batch, given.dtype, given.compile, given.device)
-    steps: dict[str, measure.Step] = {name: build(name, work) for name in (OURS, *given.peers)}
+    spec = StepSpec(config, given.mode, given.batch, given.dtype, given.compile, given.device)
+    steps: dict[str, measure.Step] = {name: build(name, spec) for name in (OURS, *given.peers)}
     products = measure.count_products(config, given.batch, given.mode == "train", attention=device.type == "cpu")
     steps[CEILING] = measure.products_step(products, getattr(torch, given.dtype), device)
     rates = measure.time_interleaved(steps, given.seconds, given.rounds)

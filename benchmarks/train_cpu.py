@@ -26,7 +26,7 @@ from run_record import describe_run
 from timm.layers.config import set_fused_attn
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
-from vitlab.cost.step import Work
+from vitlab.cost.step import StepSpec
 from vitlab.models.config import ViTConfig
 from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 
@@ -65,11 +65,11 @@ def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     """All contenders on one shape, in turn; medians, quartiles and ratios."""
     config, size = SHAPES[name]
     dtype = ("bfloat16" if cpu_is_faster_in_bfloat16() else "float32") if arguments.dtype == "auto" else arguments.dtype
-    work = Work(config, "train", size, dtype, arguments.compile)
-    steps = {OURS: build(OURS, work)}
+    spec = StepSpec(config, "train", size, dtype, arguments.compile)
+    steps = {OURS: build(OURS, spec)}
     for contender, fused in TIMM.items():
         set_fused_attn(fused)  # read when a model is built
-        steps[contender] = build("timm", work)
+        steps[contender] = build("timm", spec)
     ceiling = products_step(count_products(config, size, training=True), getattr(torch, dtype), torch.device("cpu"))
     rates = time_interleaved(steps | {CEILING: ceiling}, arguments.seconds, arguments.rounds)
     speeds = {contender: spread([size * rate for rate in of_rounds]) for contender, of_rounds in rates.items()}

@@ -7,7 +7,7 @@ import pytest
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 from vitlab.runs.pretrain import pretrain
-from vitlab.runs.run import Outcome
+from vitlab.runs.run import RunResult
 
 
 @pytest.fixture(scope="session")
@@ -34,5 +34,5 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pretrained(config: TrainConfig, workdir: Path) -> Outcome:
+def pretrained(config: TrainConfig, workdir: Path) -> RunResult:
     return pretrain(config, workdir, device="cpu", tensorboard=False)

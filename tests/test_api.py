@@ -158,11 +158,11 @@ def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatc
     recipe = vitlab.DataConfig(train_split="trainval", eval_split="test", eval_interpolation="bilinear")
     for name, data in (
         ("folder:x", dataclasses.replace(recipe, crop="none")),
-        ("digits", dataclasses.replace(recipe, eval_resize=40, part=0.5)),
+        ("digits", dataclasses.replace(recipe, eval_resize=40, subset_fraction=0.5)),
     ):
         vitlab.finetune(None, name, data=data)
     own, named = configs
     assert own.data == dataclasses.replace(recipe, name="folder:x", crop="none", on_error="skip")
-    assert {"data.eval_resize", "data.part"} <= left_open[0]
-    assert (named.data.name, named.data.on_error, named.data.part) == ("digits", "raise", 0.5)
-    assert not {"data.eval_resize", "data.part"} & left_open[1]
+    assert {"data.eval_resize", "data.subset_fraction"} <= left_open[0]
+    assert (named.data.name, named.data.on_error, named.data.subset_fraction) == ("digits", "raise", 0.5)
+    assert not {"data.eval_resize", "data.subset_fraction"} & left_open[1]

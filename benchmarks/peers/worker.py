@@ -72,7 +72,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
     images = runs * steps * settings["batch_size"]
     images += result["linear"]["fitted_images"] * (1 + (settings["head_views"] or 0))
     row = {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
-    return row | {"chosen_size": settings["model"]["image_size"], "part": settings["data"]["part"]}
+    return row | {"chosen_size": settings["model"]["image_size"], "part": settings["data"]["subset_fraction"]}
 
 
 def read_split(folder: Path, classes: list[str]) -> Examples:

@@ -110,10 +110,10 @@ def predict(
     encoded file as bytes or opened in binary mode, a PIL image, uint8 pixels [H, W, 3] or gray [H, W], or a tensor
     [3, H, W], uint8 or of floats from 0 to 1; arrays and tensors may have a first dimension of several images. What
     cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
-    missing paths and for arrays of other types, shapes and ranges; those of an iterator have their `error`.
+    missing paths and for arrays of other types, shapes and ranges; in an iterator they have their `error`.
     """
-    several = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
-    sources: Any = images if several else [images]
+    many = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
+    sources: Any = images if many else [images]
     return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
 
 
@@ -140,7 +140,7 @@ def inspect(
 ) -> Inspected:
     """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
     with figures in `out`, by default the folder `inspect` of a run, or of the current folder for other checkpoints.
-    `options` are those of `inspect_checkpoint`."""
+    `options` are as in `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
     out = Path(out) if out is not None else default_out(path)

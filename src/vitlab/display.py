@@ -19,12 +19,12 @@ FIRST_LINE, NEXT_LINES = 5.0, 30.0
 class ProgressDisplay:
     """Progress towards `total` on the standard error: a bar on a terminal, elsewhere a line now and then.
 
-    A context manager. `total` counts `unit`, such as images or steps, of which `done` were done before. `quiet` shows
+    A context manager. `total` counts `unit`, such as images or steps; `done` of them were done before. `quiet` shows
     nothing, as on ranks other than 0.
     """
 
     _live: ClassVar[list[Progress]] = []
-    """The bars on the terminal: at most one `Progress`, to which nested displays add their bar."""
+    """The bars on the terminal: at most one `Progress`; nested displays add their bar to it."""
 
     def __init__(
         self, label: str, total: int | float, unit: str = "images", quiet: bool = False, done: int = 0

@@ -54,7 +54,7 @@ def replacing_file(path: Path, size: int | None = None, clear: bool = True) -> I
 
 
 def write_bytes(path: Path, data: bytes, clear: bool = True) -> None:
-    """Writes a file atomically; `clear` is that of `replacing_file`."""
+    """Writes a file atomically; `clear` is as in `replacing_file`."""
     with replacing_file(path, len(data), clear) as file:
         file.write(data)
 
@@ -69,7 +69,7 @@ def check_output(path: Path) -> None:
     """Raises UserError where no file or folder can be written at `path`, before there is work to lose."""
     path = path.absolute()
     folder = next(parent for parent in path.parents if os.path.exists(parent))  # noqa: PTH110  # Path's raises
-    longest = os.pathconf(folder, "PC_NAME_MAX") - len(".." + "0" * 16 + ".new")  # that of LEFTOVER
+    longest = os.pathconf(folder, "PC_NAME_MAX") - len(".." + "0" * 16 + ".new")  # as LEFTOVER
     if long := next((name for name in path.parts if len(os.fsencode(name)) > longest), None):
         raise UserError(f"the name {long[:40]}... to write has {len(long)} characters; give one of at most {longest}.")
     if not folder.is_dir():
@@ -166,7 +166,7 @@ def writing(folder: Path, size: int | None = None) -> Iterator[None]:
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
-    """Removes temporary files and folders of killed processes from `folder`: all, or those of `name`.
+    """Removes temporary files and folders of killed processes from `folder`: all, or only `name`'s.
 
     If a process was killed while it replaced a folder, the complete new folder replaces it. Files that a running
     process is writing stay, as do those that cannot be removed.

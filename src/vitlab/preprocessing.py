@@ -55,7 +55,7 @@ class Preprocessing:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     range: tuple[int, int] | None = None
-    """The values in an image file that are black and white, where these are not those of its type: applied where it is
+    """The values in an image file that are black and white, where they differ from its type's: applied where it is
     decoded, before all others."""
 
     def __post_init__(self) -> None:

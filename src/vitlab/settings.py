@@ -65,7 +65,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 class Checked:
-    """Base of the dataclasses of which `check_fields` is the only check."""
+    """Base of the dataclasses that `check_fields` alone checks."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,7 +21,7 @@ def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("name", "scale"), [("masking", "tiny"), ("scaling", "paper")])
 def test_cost_before_a_study_runs(name: str, scale: Scale, capsys: pytest.CaptureFixture[str]) -> None:
     result = answer(capsys, "study", name, "--scale", scale, "--dry-run")
-    assert len(result["points"]) == result["sum"]["points"] == len(STUDIES[name].points(scale))
+    assert len(result["points"]) == result["sum"]["points"] == len(STUDIES[name].runs(scale))
     assert result["sum"]["open_hours"] == result["sum"]["hours"] > 0
     assert not any(row["finished"] for row in result["points"])
     assert not list(Path().iterdir())
@@ -35,10 +35,10 @@ def test_study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert (code, calls) == (0, [("head", {"processes": 2, "device": "cpu"})])
     assert out.splitlines()[0] == "the claims of {'a': 1}"
     assert out.splitlines()[-1].startswith("report: runs/study-head-small/report.md")
-    assert "vitlab: 64 of 64 points to run, about " in err
+    assert "vitlab: 64 of 64 runs to train, about " in err
     assert answer(capsys, "study", "head") == {"a": 1}
     _, _, err = call(capsys, "study", "head", "--dataset", "folder:mine")  # of an unknown number of images
-    assert err.endswith("vitlab: 64 of 64 points to run; --scale tiny is a smoke test of minutes ...")
+    assert err.endswith("vitlab: 64 of 64 runs to train; --scale tiny is a smoke test of minutes ...")
 
 
 @pytest.mark.parametrize(

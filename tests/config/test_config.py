@@ -40,7 +40,7 @@ def refused(kind: type[Any], values: dict[str, Any], match: str) -> None:
     [
         TrainConfig(
             model=get_config("ViT-Ti/16", image_size=(32, 48), num_classes=3),
-            data=DataConfig(classes=(0, 3), crop="random", crop_resize=40, randaugment_layers=2, part=0.1, part_seed=2),
+            data=DataConfig(classes=(0, 3), crop="random", crop_resize=40, randaugment_layers=2, subset_fraction=0.1),
             optim=OptimConfig(name="sgd", lr=0.03, clip_norm=1.0, warmup_steps=5),
             fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_images=100, classes=(5, 7)),
             loss="sigmoid",
@@ -71,7 +71,7 @@ def test_every_class_is_documented_and_checked() -> None:
     ("kind", "name", "values"),
     [
         (DataConfig, "randaugment_magnitude", (-1, 31)),
-        (DataConfig, "part", (0.0, 1.5, NAN)),
+        (DataConfig, "subset_fraction", (0.0, 1.5, NAN)),
         (OptimConfig, "lr", (-1e-3, NAN, INF)),
         (OptimConfig, "beta2", (1.0,)),
         (OptimConfig, "clip_norm", (0.0, NAN)),
@@ -98,7 +98,7 @@ def test_ranges(kind: type[Any], name: str, values: tuple[Any, ...]) -> None:
     [
         (DataConfig, {"crop": "random"}, "`random` requires crop_resize"),
         (DataConfig, {"crop_resize": 40}, "no other crop uses it"),
-        (DataConfig, {"part_seed": 3}, "part_seed=3 has no effect without part"),
+        (DataConfig, {"subset_seed": 3}, "subset_seed=3 has no effect without subset_fraction"),
         (DataConfig, {"train_split": "all"}, "train_split='all' .* give train, trainval or val to train on"),
         (DataConfig, {"train_split": "test"}, "train_split='test' .* is trained without test images"),
         (DataConfig, {"eval_split": "all"}, "eval_split='all'.* train, val or test to evaluate on"),

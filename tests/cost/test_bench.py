@@ -27,7 +27,7 @@ from vitlab.cost.bench import (
     table,
 )
 from vitlab.cost.options import BenchOptions
-from vitlab.cost.step import Mode, Work
+from vitlab.cost.step import Mode, StepSpec
 from vitlab.models import ViTConfig
 from vitlab.models import registry as models
 
@@ -40,7 +40,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(models.MODELS, "Tiny/8", TINY)
-    monkeypatch.setattr(module, "peak_bytes", lambda work: work.batch * MIB)
+    monkeypatch.setattr(module, "peak_bytes", lambda spec: spec.batch * MIB)
     monkeypatch.setattr(module, "panels", lambda _: [])  # drawing takes longer than everything else,
     monkeypatch.setattr("gc.collect", lambda: 0)  # except for a collection among the objects of all tests
     monkeypatch.chdir(tmp_path)
@@ -139,7 +139,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_skipped_rows_fail_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "peak_bytes", lambda work: work.config.image_hw[0] * MIB)
+    monkeypatch.setattr(module, "peak_bytes", lambda spec: spec.config.image_hw[0] * MIB)
     words = "Tiny/8 --sizes 16 24 --batch 2 --seconds 1e-6 --rounds 2 --memory 0.02 --dtype float32 --no-largest"
     code, out, _ = call(capsys, "bench", *words.split())
     assert code == 1
@@ -192,10 +192,10 @@ def test_the_fastest_batch(
     rates: dict[int, float], most: int, best: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(module, "build", lambda work: seen.append(work.batch))
+    monkeypatch.setattr(module, "build", lambda spec: seen.append(spec.batch))
     timing = SimpleNamespace(timeit=lambda _: SimpleNamespace(mean=seen[-1] / rates[seen[-1]]))
     monkeypatch.setattr(module.measure, "timer", lambda step: timing)
-    assert fastest_batch(Work(TINY, "infer", 1, "float32"), lambda batch: batch <= most) == best
+    assert fastest_batch(StepSpec(TINY, "infer", 1, "float32"), lambda batch: batch <= most) == best
     assert seen == tried
 
 
@@ -203,7 +203,7 @@ def test_peak_on_a_cpu() -> None:
     """In training with gradients and Adam's two moments; it grows with the batch."""
     cases: tuple[tuple[Mode, int], ...] = (("infer", 4), ("train", 16))
     for mode, weights in cases:
-        one, many = (peak_bytes(Work(TINY, mode, batch, "float32")) or 0 for batch in (1, 65))
+        one, many = (peak_bytes(StepSpec(TINY, mode, batch, "float32")) or 0 for batch in (1, 65))
         images = 64 * 3 * 16 * 16 * 4
         assert weights * TINY.num_parameters < one < weights * TINY.num_parameters + 2**16
         assert one + images < many < one + 20 * images

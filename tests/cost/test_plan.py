@@ -209,7 +209,7 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("tiny-digits --count 65", "count is 65"),
         ("jft --mfu 40", "--mfu is 40"),
         ("jft --mfu fast", "--mfu is fast"),
-        ("jft --precision float32", "the known peak is that of bfloat16; give --mfu measured"),
+        ("jft --precision float32", "the known peak is for bfloat16; give --mfu measured"),
         ("staged --finetune --examples 900 --runs 0", "runs is 0"),
         ("tiny-digits --device cpu", "the peak of a CPU is unknown"),
         ("jft --image-kb 0", "image_kb=0.0"),

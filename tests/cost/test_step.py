@@ -1,5 +1,7 @@
 """The steps that are timed do the work of inference and of training."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.cost import step as module
-from vitlab.cost.step import Work, build, example_images, example_model
+from vitlab.cost.step import StepSpec, build, example_images, example_model
 from vitlab.models import ViTConfig
 from vitlab.models.vit import Model
 from vitlab.train.objectives import blank_batch, create_objective
@@ -19,8 +21,9 @@ def test_logits() -> None:
     with torch.no_grad():
         expected = example_model(VIT)(example_images(VIT, 3))
     assert expected.std() > 0.01  # a new head would return zeros
-    for work, tolerance in ((Work(VIT, "infer", 3, "float32"), 1e-4), (Work(VIT, "infer", 3, "bfloat16"), 5e-2)):
-        logits = build(work)()
+    tolerances: dict[Any, float] = {"float32": 1e-4, "bfloat16": 5e-2}
+    for dtype, tolerance in tolerances.items():
+        logits = build(StepSpec(VIT, "infer", 3, dtype))()
         assert logits is not None
         assert logits.shape == (3, 5)
         assert (logits.float() - expected).norm() < tolerance * expected.norm()
@@ -36,7 +39,7 @@ def test_a_training_step_is_adam_with_clipping(monkeypatch: pytest.MonkeyPatch) 
         return made[-1]
 
     monkeypatch.setattr(module, "example_model", recorded)
-    train = build(Work(VIT, "train", 4, "float32"))
+    train = build(StepSpec(VIT, "train", 4, "float32"))
     train()
     train()
 

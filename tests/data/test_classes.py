@@ -116,7 +116,7 @@ def test_one_class_is_not_enough() -> None:
         with pytest.raises(UserError, match=r"has one class .*two classes or more"):
             require_two_classes(one)
     tags = Labels.of_lists([[0], []])  # one label, which an image has or not
-    require_two_classes(Dataset("m", "train", ("a",), tags.firsts, data.pixels, label_sets=tags))
+    require_two_classes(Dataset("m", "train", ("a",), tags.first_labels, data.pixels, label_sets=tags))
 
 
 def test_the_same_image_in_two_classes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

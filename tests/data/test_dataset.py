@@ -48,11 +48,11 @@ def test_label_sets_against_lists(seed: int) -> None:
     lists = [random.permutation(6)[: random.integers(1, 5)].tolist() for _ in range(random.integers(1, 9))]
 
     def as_lists(labels: Labels) -> list[list[int]]:
-        return [labels.of(i).tolist() for i in range(len(labels))]
+        return [labels.of_image(i).tolist() for i in range(len(labels))]
 
     labels = Labels.of_lists(lists)
     assert as_lists(labels) == lists
-    assert labels.firsts.tolist() == [several[0] for several in lists]
+    assert labels.first_labels.tolist() == [several[0] for several in lists]
     chosen = random.integers(0, len(lists), random.integers(0, 11))
     taken = labels.take(chosen)
     assert as_lists(taken) == [lists[i] for i in chosen]
@@ -111,7 +111,7 @@ def test_nested_and_stratified(labels: list[int], shares: list[float], seed: int
 
 def test_parts_of_the_digits(tmp_path: Path) -> None:
     whole, exclude = load_dataset("digits", "train"), tmp_path / "exclude.txt"
-    parts = [load_dataset("digits", "train", part=share, part_seed=1) for share in SHARES]
+    parts = [load_dataset("digits", "train", subset_fraction=share, subset_seed=1) for share in SHARES]
     for small, large in itertools.pairwise(parts):
         assert set(paths_of(small)) < set(paths_of(large))
     assert paths_of(parts[-1]) == paths_of(whole)
@@ -119,7 +119,7 @@ def test_parts_of_the_digits(tmp_path: Path) -> None:
     assert np.bincount(parts[0].labels).tolist() == [1] * 10  # 1 % of 126
     np.testing.assert_array_equal(parts[1].image(7), whole.image(paths_of(whole).index(parts[1].path(7))))
     # Classes and excluded images are taken from the part: they bring no others in.
-    part, options = parts[1], dict[str, Any](part=SHARES[1], part_seed=1)
+    part, options = parts[1], dict[str, Any](subset_fraction=SHARES[1], subset_seed=1)
     some = load_dataset("digits", "train", classes=(7, 2), **options)
     assert paths_of(some) == [name for name, c in zip(paths_of(part), part.labels, strict=True) if c in (7, 2)]
     excluded = set(paths_of(whole)[::3])
@@ -141,8 +141,8 @@ def test_the_first_of_several_labels_counts() -> None:
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan")])
 def test_invalid_shares(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"part is {share}"):
-        load_dataset("digits", "train", part=share)
+    with pytest.raises(ValueError, match=rf"subset_fraction is {share}"):
+        load_dataset("digits", "train", subset_fraction=share)
 
 
 # ---------------------------------------------------------------------------------------------------- caches

@@ -122,7 +122,7 @@ def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
     lists = save(hub, tmp_path / "lists", several, hub.List(hub.ClassLabel(names=list("abcd"))))
     train = load_dataset(lists, "train")
     assert train.label_sets is not None
-    assert [train.label_sets.of(i).tolist() for i in range(2)] == several["train"]
+    assert [train.label_sets.of_image(i).tolist() for i in range(2)] == several["train"]
     assert train.classes == tuple("abcd")
     assert load_dataset(lists, "test").multi_label  # as train, though each of its images has one
 
@@ -133,7 +133,7 @@ def test_some_images_of_a_split_have_no_label(hub: Any, tmp_path: Path) -> None:
     name = save(hub, tmp_path / "set", splits, hub.List(hub.ClassLabel(names=["a", "b"])))
     val = load_dataset(name, "val")
     assert val.label_sets is not None
-    assert [val.label_sets.of(i).tolist() for i in range(2)] == [[1], []]
+    assert [val.label_sets.of_image(i).tolist() for i in range(2)] == [[1], []]
     with pytest.raises(UserError, match="some images have no class"):
         load_dataset(name, "test")
 

@@ -34,7 +34,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def label_sets(dataset: Dataset) -> list[list[int]]:
     assert dataset.label_sets is not None
-    return [dataset.label_sets.of(i).tolist() for i in range(len(dataset))]
+    return [dataset.label_sets.of_image(i).tolist() for i in range(len(dataset))]
 
 
 class Model(nn.Module):

@@ -103,12 +103,12 @@ def test_a_run_and_all_that_takes_its_model_have_the_range(tmp_path: Path, given
     data = DataConfig(write_set(tmp_path / "set"), range=given, crop="none", flip=False)
     model = ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=2)
     config = TrainConfig(model=model, data=data, optim=OptimConfig(lr=5e-3), steps=40, batch_size=8)
-    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    finished = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     levels = (37, 103) if given == "auto" else given
-    assert outcome.result["test"]["accuracy"] == 1
-    assert outcome.config.data.range == levels
+    assert finished.result["test"]["accuracy"] == 1
+    assert finished.config.data.range == levels
     assert load_checkpoint(tmp_path / "run").preprocessing.range == levels
-    assert pretrain(config, tmp_path / "run", device="cpu", tensorboard=False).result == outcome.result
+    assert pretrain(config, tmp_path / "run", device="cpu", tensorboard=False).result == finished.result
     assert evaluate_checkpoint(tmp_path / "run").accuracy == 1
     files = [tmp_path / "set" / "test" / label / "1.png" for label in ("dark", "bright")]
     images = [*files, *map(Image.open, files)]

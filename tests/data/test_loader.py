@@ -46,7 +46,7 @@ def on_disk(tmp_path: Path) -> Dataset:
     (tmp_path / "4.png").write_bytes(b"")
     (tmp_path / "7.png").write_text("no image")
     sets = Labels.of_lists(SEVERAL)
-    return Dataset("disk", "train", ("a", "b", "c"), sets.firsts, entries=entries, label_sets=sets)
+    return Dataset("disk", "train", ("a", "b", "c"), sets.first_labels, entries=entries, label_sets=sets)
 
 
 def take(batches: Iterator[Batch], count: int) -> Batch:

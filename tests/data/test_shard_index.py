@@ -34,7 +34,7 @@ def locations_of(rows: list[Any], records: list[int]) -> tuple[Locations, Labels
 
 def rows_of(locations: Locations, labels: Labels) -> list[Any]:
     members = ((locations.member(i), int(locations.offset[i]), int(locations.size[i])) for i in range(len(locations)))
-    return [(member, labels.of(i).tolist()) for i, member in enumerate(members)]
+    return [(member, labels.of_image(i).tolist()) for i, member in enumerate(members)]
 
 
 @given(ROWS, ROWS, st.data())

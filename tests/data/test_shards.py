@@ -25,7 +25,7 @@ LARGE = dataset_module.MEMORY_SIDE + 1
 
 def label_lists(dataset: Dataset) -> list[list[int]]:
     assert dataset.label_sets is not None
-    return [dataset.label_sets.of(i).tolist() for i in range(len(dataset))]
+    return [dataset.label_sets.of_image(i).tolist() for i in range(len(dataset))]
 
 
 @pytest.mark.parametrize("side", [8, LARGE])

@@ -42,7 +42,7 @@ def table(folder: Path, text: str, *, name: str = "labels.csv", images: bool = T
 
 def label_lists(dataset: Dataset) -> list[list[str]]:
     labels = dataset.all_labels
-    return [[dataset.classes[label] for label in labels.of(i)] for i in range(len(dataset))]
+    return [[dataset.classes[label] for label in labels.of_image(i)] for i in range(len(dataset))]
 
 
 def grays(dataset: Dataset) -> list[int]:
@@ -186,8 +186,8 @@ def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[s
         steps=60,
         loss="sigmoid",
     )
-    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
-    record = outcome.result["test"]
+    finished = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    record = finished.result["test"]
     assert record["mean_average_precision"] > 0.95
     shown = capsys.readouterr().err
     assert "top label right" in shown
@@ -198,7 +198,7 @@ def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[s
     again = evaluate_checkpoint(tmp_path / "run", name, options=EvalOptions(batch_size=4, device="cpu"))
     assert again.record()["mean_average_precision"] == pytest.approx(record["mean_average_precision"])
     stored, _ = read_predictions(tmp_path / "run" / PREDICTIONS, ("green", "red"))
-    lists = [stored.all_labels.of(i).tolist() for i in range(15)]
+    lists = [stored.all_labels.of_image(i).tolist() for i in range(15)]
     assert lists == [[[1], [0], [1, 0], []][i % 4] for i in stored.indices]
     assert again.scores is not None
     scores, hot = torch.from_numpy(again.scores), torch.tensor([[c in labels for c in range(2)] for labels in lists])
@@ -214,7 +214,7 @@ def test_a_run_on_several_labels(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     card = report(tmp_path / "run", device="cpu")["card"]
     text = f"{record['mean_average_precision']:.2%}"
-    assert f"| mean average precision | {text} |" in Path(card).read_text()
+    assert f"| mean average precision | {text} of 15 images |" in Path(card).read_text()
     page = (tmp_path / "run" / "report" / "index.html").read_text()
     assert "Mean average precision" in page
     assert "Balanced accuracy" not in page
@@ -389,7 +389,7 @@ def test_a_file_of_two_splits_however_it_is_spelled(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has the columns ; none of them is named as that of the image files: name it file"),
+        ("", "has the columns ; none of them is named as a column of image files: name it file"),
         ("photo,label\na.png,x\n", "has the columns photo, label; none of them is named .*: name it file"),
         ("file\na.png\n", "has the columns file; none of them has the labels: add a column label"),
         ("file,kind,size\na.png,x,3\n", "none of them is named label, .* with 0 and 1: kind, size hold other values"),

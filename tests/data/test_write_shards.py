@@ -97,7 +97,7 @@ def test_the_package_webdataset_reads_it(tmp_path: Path) -> None:
     write_shards(f"shards:{tmp_path / 'in'}", tmp_path / "out", ShardSettings(), splits=("train", "test"))
     data = load_dataset(f"shards:{tmp_path / 'out'}", "train")
     assert data.label_sets is not None
-    assert {int(data.image(i)[0, 0, 0]): data.label_sets.of(i).tolist() for i in range(len(data))} == lists
+    assert {int(data.image(i)[0, 0, 0]): data.label_sets.of_image(i).tolist() for i in range(len(data))} == lists
     tars = sorted(str(path) for path in (tmp_path / "out").glob("train-*.tar"))
     rows = list(wds.WebDataset(tars, shardshuffle=False).decode("rgb8"))
     assert {int(row["png"][0, 0, 0]): row["labels.json"] for row in rows} == lists

@@ -31,7 +31,7 @@ from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.pretrain import pretrain
-from vitlab.runs.run import PREDICTIONS, Outcome
+from vitlab.runs.run import PREDICTIONS, RunResult
 from vitlab.train.distributed import init_distributed
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
@@ -64,7 +64,7 @@ def images(count: int = N, classes: int = K) -> Dataset:
 
 def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:
     sets = Labels.of_lists(lists)
-    return dataclasses.replace(dataset, labels=sets.firsts, label_sets=sets)
+    return dataclasses.replace(dataset, labels=sets.first_labels, label_sets=sets)
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def at(**options: Any) -> EvalOptions:
     return dataclasses.replace(CPU, **options)
 
 
-def test_checkpoint_is_evaluated_as_its_run_was(pretrained: Outcome, workdir: Path) -> None:
+def test_checkpoint_is_evaluated_as_its_run_was(pretrained: RunResult, workdir: Path) -> None:
     """On its own data set, classes and split, which its card names."""
     written, _ = read_predictions(workdir / PREDICTIONS, ("0", "1", "2"))
     assert_same(evaluate_checkpoint(workdir, options=CPU), written)
@@ -280,10 +280,10 @@ def test_checkpoint_is_evaluated_as_its_run_was(pretrained: Outcome, workdir: Pa
 def test_size_and_resize(config: TrainConfig, tmp_path: Path) -> None:
     """Those of the checkpoint's card, in proportion to another size, unless they are given."""
     data = dataclasses.replace(config.data, eval_resize=14)
-    outcome = pretrain(dataclasses.replace(config, data=data), tmp_path, device="cpu", tensorboard=False)
+    finished = pretrain(dataclasses.replace(config, data=data), tmp_path, device="cpu", tensorboard=False)
     dataset, lines, model = load_dataset("digits", "test", classes=(0, 1, 2)), list[str](), load_model(tmp_path)
     result = evaluate_checkpoint(tmp_path, options=CPU, log=lines.append)
-    assert result.record() == outcome.result["test"]
+    assert result.record() == finished.result["test"]
     assert lines == [f"images: {Preprocessing.google(8, 14).describe()}"]
     assert not np.array_equal(evaluate(model, dataset, (8, 8)).losses, result.losses)
     larger, google = load_model(tmp_path, image_size=12), Preprocessing.google(12, 21)

@@ -30,7 +30,7 @@ from vitlab.io import write_bytes
 from vitlab.recipes import OPEN
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
-from vitlab.runs.run import Execution, Outcome, evaluate_split
+from vitlab.runs.run import RunContext, RunResult, evaluate_split
 from vitlab.runs.splits import Splits, load_splits
 from vitlab.train.microbatch import StepCost
 from vitlab.train.run_files import PAGE
@@ -104,7 +104,7 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
 
 @pytest.mark.parametrize(("loss", "helps"), [(0.4, True), (0.6, False), (None, False)])
 def test_the_held_out_loss_decides(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, loss: float | None, helps: bool
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, loss: float | None, helps: bool
 ) -> None:
     """Of the best rate; None is a training that diverged."""
     job = make_job(workdir, pretrained, staged)
@@ -117,7 +117,7 @@ def test_the_held_out_loss_decides(
 
 
 def test_the_weights_are_averaged_with_those_of_the_head(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, tmp_path: Path
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
     """As the trial run chose; both runs train the same model, and what is tested is what is saved."""
     job = make_job(workdir, pretrained, staged)
@@ -160,7 +160,7 @@ def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
 @pytest.mark.parametrize(("losses", "alpha"), [((1.0, 0.5, 2.0, 3.0), 0.5), ((3.0, 2.0, 1.0, 0.5), 1.0)])
 def test_the_average_of_least_held_out_loss(
     workdir: Path,
-    pretrained: Outcome,
+    pretrained: RunResult,
     staged: FinetuneConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +183,7 @@ def test_the_average_of_least_held_out_loss(
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_the_held_out_score_of_the_head_is_that_of_its_model(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, loss: Any
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, loss: Any
 ) -> None:
     """Whatever training minimizes, or it could not be compared with the score of the fine-tuned model."""
     job = make_job(workdir, pretrained, dataclasses.replace(staged, loss=loss))
@@ -195,7 +195,7 @@ def test_the_held_out_score_of_the_head_is_that_of_its_model(
 
 
 def test_representations_in_bfloat16(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, tmp_path: Path
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
     """In the precision of training; the head is as good, and its model and test are in float32."""
     low, full = (
@@ -301,7 +301,7 @@ def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_pa
 
 
 def test_the_search_starts_from_a_head_without_the_held_out_images(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int | None] = []
     fit = LinearStage.fit_start
@@ -318,15 +318,15 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
     assert fitted[0] < len(job.splits.train)
 
 
-def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> FinetuneJob:
+def make_job(workdir: Path, pretrained: RunResult, config: FinetuneConfig) -> FinetuneJob:
     train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
     data = dataclasses.replace(config.data, name="digits")
     adapted = adapt_config(pretrained.config.model, dataclasses.replace(config, data=data), 4)
-    return FinetuneJob(workdir, "", Splits(train, test, test), adapted, Execution(torch.device("cpu"), False), print)
+    return FinetuneJob(workdir, "", Splits(train, test, test), adapted, RunContext(torch.device("cpu"), False), print)
 
 
 def test_the_head_of_a_new_model_predicts_as_the_least_squares(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig
 ) -> None:
     job = make_job(workdir, pretrained, staged)
     model, head = job.create_model(0).eval(), job.linear.fit_head()
@@ -336,7 +336,7 @@ def test_the_head_of_a_new_model_predicts_as_the_least_squares(
     np.testing.assert_allclose(logits, head.logits(frozen.x), rtol=1e-4, atol=1e-4)
 
 
-def test_the_loss_of_the_head_for_some_images(workdir: Path, pretrained: Outcome, staged: FinetuneConfig) -> None:
+def test_the_loss_of_the_head_for_some_images(workdir: Path, pretrained: RunResult, staged: FinetuneConfig) -> None:
     job = make_job(workdir, pretrained, staged)
     whole, part = (job.head_loss(job.config, count) for count in (len(job.splits.train), 40))
     assert whole == job.linear.plain_head.loss < part
@@ -347,7 +347,7 @@ def test_the_loss_of_the_head_for_some_images(workdir: Path, pretrained: Outcome
 @pytest.mark.parametrize("views", [1, 2, 4])
 def test_augmentation_that_harms_the_head_is_left_out(
     workdir: Path,
-    pretrained: Outcome,
+    pretrained: RunResult,
     staged: FinetuneConfig,
     monkeypatch: pytest.MonkeyPatch,
     views: int,
@@ -387,7 +387,7 @@ def test_augmentation_that_harms_the_head_is_left_out(
 
 
 def test_images_that_are_not_augmented_have_no_views(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LinearStage, "_view", lambda *_: pytest.fail("is computed"))
     job = make_job(workdir, pretrained, dataclasses.replace(staged, head_views=4))
@@ -453,12 +453,12 @@ def test_a_plan_is_kept_whatever_it_changes(
 
     def head_of_half(config: FinetuneConfig, images: Images, *_: Any) -> FinetuneConfig:
         planned.append(images.train)
-        data = dataclasses.replace(config.data, part=0.5)
+        data = dataclasses.replace(config.data, subset_fraction=0.5)
         return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, data=data)
 
     planned, log = [], []
     monkeypatch.setattr(protocol, "fit_budget", head_of_half)
-    config, open_settings = staged, ("runs", "data.part")
+    config, open_settings = staged, ("runs", "data.subset_fraction")
     done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["examples"] == pytest.approx(full / 2, abs=2)
@@ -510,7 +510,7 @@ def test_too_many_classes_for_the_head(staged: FinetuneConfig) -> None:
 @pytest.mark.parametrize(("several", "views", "rows"), [(True, 1, 80), (False, 0, 40)])
 def test_memory_limits_views_then_images(
     workdir: Path,
-    pretrained: Outcome,
+    pretrained: RunResult,
     staged: FinetuneConfig,
     monkeypatch: pytest.MonkeyPatch,
     several: bool,
@@ -537,7 +537,12 @@ def test_memory_limits_views_then_images(
 
 @pytest.mark.parametrize(("limit", "shots"), [(40, 10), (8, 5)])
 def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch, limit: int, shots: int
+    workdir: Path,
+    pretrained: RunResult,
+    staged: FinetuneConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    shots: int,
 ) -> None:
     """As many of each class, and those held out, which it is scored on; alone it takes all."""
     job = make_job(workdir, pretrained, staged)
@@ -648,7 +653,7 @@ def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pyte
     assert len(hold_out_indices(random, 0.25, 0)[1]) == 10
     monkeypatch.setattr(protocol, "MAX_HELD_OUT", 6)
     splits = load_splits(own.data)
-    job = FinetuneJob("", "", splits, own, Execution(torch.device("cpu")), print)
+    job = FinetuneJob("", "", splits, own, RunContext(torch.device("cpu")), print)
     job = protocol._check_held_out(job, {"held_out"})
     assert job.config.held_out == pytest.approx(6 / 56)
     assert job.reasons == (("held_out", job.config.held_out, "the user's val split"),)
@@ -660,7 +665,7 @@ def test_a_fraction_to_hold_out_beside_a_val_is_an_error(workdir: Path, own: Fin
     with pytest.raises(ValueError, match=r"held_out=0.3 has no effect .* own val .* --data.train-split train"):
         tune(workdir, given, tmp_path / "out")
     alone = dataclasses.replace(given, data=dataclasses.replace(given.data, train_split="train"))
-    job = FinetuneJob("", "", load_splits(alone.data), alone, Execution(torch.device("cpu")), print)
+    job = FinetuneJob("", "", load_splits(alone.data), alone, RunContext(torch.device("cpu")), print)
     assert protocol._check_held_out(job, set()).config.held_out == 0.3
 
 

@@ -196,7 +196,7 @@ def test_a_label_that_all_images_have(
     images = [str(tmp_path / name) for name in Run.read(tmp_path / "out" / done.result["chosen"]).names]
     assert evaluation.predicted_sets is not None
     for row, prediction in enumerate(predict(tmp_path / "out", images, ModelOptions(device="cpu"), top=1)):
-        chosen = {evaluation.classes[label] for label in evaluation.predicted_sets.of(row)}
+        chosen = {evaluation.classes[label] for label in evaluation.predicted_sets.of_image(row)}
         assert chosen == set(prediction.labels or ())
 
     section = Run.read(tmp_path / "out" / done.result["chosen"]).section()
@@ -211,7 +211,8 @@ def test_a_label_that_all_images_have(
     assert len(section.mistakes) == len(wrong) > 0
     for row, image in zip(wrong, section.mistakes, strict=True):
         labels, chosen = (
-            {evaluation.classes[c] for c in sets.of(row)} for sets in (evaluation.all_labels, evaluation.predicted_sets)
+            {evaluation.classes[c] for c in sets.of_image(row)}
+            for sets in (evaluation.all_labels, evaluation.predicted_sets)
         )
         lines = dict(line.split(": ") for line in image.caption.splitlines())
         shown = {title: set(lines.get(title, "").split(", ")) - {""} for title in ("missing", "too many")}

@@ -32,7 +32,7 @@ CONFIG = dataclasses.replace(
 )
 IMAGES = Images(1000, 500)
 FLOPS = 1e11
-AUTOMATIC = ("model.image_size", "head_views", "refit", "runs", "data.part")
+AUTOMATIC = ("model.image_size", "head_views", "refit", "runs", "data.subset_fraction")
 BUDGETS = (60, 90, 150, 300, 900, 1500, 3600, 10**6)
 
 
@@ -84,7 +84,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
         measured.clear()
         job = fit_budget(CONFIG, IMAGES, slow_when_small, seconds)
         assert job.model.image_hw[0] in measured
-        images = Images(round((job.data.part or 1) * IMAGES.train), IMAGES.test)
+        images = Images(round((job.data.subset_fraction or 1) * IMAGES.train), IMAGES.test)
         assert sum(slow_when_small(job).seconds(job, images)) <= PLANNED_FRACTION * seconds
     assert measured[0] == 112
     assert job.model.image_hw[0] == 224  # although by the first measurement it takes too long
@@ -128,7 +128,7 @@ def test_measuring_takes_of_the_time(seconds: int) -> None:
         return measure(config)
 
     job = fit_budget(CONFIG, IMAGES, slow, seconds, elapsed=lambda: passed[0])
-    images = Images(round((job.data.part or 1) * IMAGES.train), IMAGES.test)
+    images = Images(round((job.data.subset_fraction or 1) * IMAGES.train), IMAGES.test)
     assert passed[0] > 0
     assert sum(measure(job).seconds(job, images)) <= PLANNED_FRACTION * (seconds - passed[0])
 
@@ -151,21 +151,21 @@ def test_a_part_of_too_many_images() -> None:
     """The head alone, at the smallest size, for as many images of each class as the time suffices."""
     many = Images(100_000, 500)
     job = fit_budget(CONFIG, many, measure, 60)
-    assert job.data.part is not None
+    assert job.data.subset_fraction is not None
     assert (job.runs, job.model.image_hw) == (0, (84, 84))
-    used = Images(round(job.data.part * many.train), 500)
+    used = Images(round(job.data.subset_fraction * many.train), 500)
     assert 0.9 < sum(measure(job).seconds(job, used)) / (PLANNED_FRACTION * 60) <= 1
     with pytest.raises(ValueError, match=r"100,000 training and 500 test images take .* --budget \d+m"):
         fit_budget(CONFIG, many, measure, 60, ("model.image_size", "head_views", "runs"))
     job = fit_budget(CONFIG, Images(1000, 1_000_000), measure, 60)  # the test takes longer, whatever is planned
-    assert (job.runs, job.data.part, job.model.image_hw) == (0, 2 * 10 / 1000, (84, 84))
+    assert (job.runs, job.data.subset_fraction, job.model.image_hw) == (0, 2 * 10 / 1000, (84, 84))
 
 
 def test_many_images_are_fine_tuned_for_less_than_an_epoch() -> None:
     """By ENOUGH_STEPS of one run, with the crops of a short training."""
     many, open_settings = (
         Images(20_000, 500),
-        ("model.image_size", "head_views", "refit", "runs", "data.part", "data.min_area"),
+        ("model.image_size", "head_views", "refit", "runs", "data.subset_fraction", "data.min_area"),
     )
     jobs = [fit_budget(CONFIG, many, measure, seconds, open_settings) for seconds in range(1000, 20_000, 1000)]
     first = next(job for job in jobs if job.runs)
@@ -265,4 +265,4 @@ def test_no_part_where_all_images_fit() -> None:
         return measure(config, slower=1.0 if config.model.image_hw[0] <= 84 else 50.0)
 
     job = fit_budget(CONFIG, IMAGES, fast_when_small, 60)
-    assert (job.model.image_hw, job.data.part) == ((84, 84), None)
+    assert (job.model.image_hw, job.data.subset_fraction) == ((84, 84), None)

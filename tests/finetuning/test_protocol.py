@@ -25,7 +25,7 @@ from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
-from vitlab.runs.run import Execution, Outcome
+from vitlab.runs.run import RunContext, RunResult
 from vitlab.runs.splits import load_splits
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
@@ -94,14 +94,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("changes", [{"from_scratch": True}, {"fresh_positions": True}, {"head_std": 0.1}])
 def test_initial_weights_drawn_by_seed(
-    changes: dict[str, Any], workdir: Path, pretrained: Outcome, search: Any
+    changes: dict[str, Any], workdir: Path, pretrained: RunResult, search: Any
 ) -> None:
     """Only what `changes` names is drawn, by each run's seed."""
     config, splits = adapt_config(pretrained.config.model, search, 4), load_splits(pretrained.config.data)
 
     def create(seed: int, **changes: Any) -> dict[str, torch.Tensor]:
         changed = dataclasses.replace(config, **changes)
-        job = FinetuneJob(workdir, "", splits, changed, Execution(torch.device("cpu")), print)
+        job = FinetuneJob(workdir, "", splits, changed, RunContext(torch.device("cpu")), print)
         return job.create_model(seed).state_dict()
 
     usual, first, second = create(0), create(0, **changes), create(1, **changes)
@@ -171,7 +171,7 @@ def test_size_and_preprocessing_of_the_checkpoint(
 
 @pytest.fixture(scope="module")
 def searched(
-    search: FinetuneConfig, pretrained: Outcome, workdir: Path, tmp_path_factory: pytest.TempPathFactory
+    search: FinetuneConfig, pretrained: RunResult, workdir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """The whole protocol, what it has trained and evaluated, and its messages."""
     folder, log = tmp_path_factory.mktemp("search"), []
@@ -325,12 +325,12 @@ def test_a_rate_that_diverges_is_not_chosen(
     assert trained == []
 
 
-def test_a_shortened_search(workdir: Path, pretrained: Outcome, search: FinetuneConfig) -> None:
+def test_a_shortened_search(workdir: Path, pretrained: RunResult, search: FinetuneConfig) -> None:
     """Warm-up and average span the same share of the steps; a length in epochs counts all of train."""
     splits, optim = load_splits(pretrained.config.data), dataclasses.replace(search.optim, warmup_steps=10)
     steps = round(0.55 * len(splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
-    job = FinetuneJob(workdir, "", splits, config, Execution(torch.device("cpu")), print)
+    job = FinetuneJob(workdir, "", splits, config, RunContext(torch.device("cpu")), print)
     short = job.sweep_config(0.1)
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))

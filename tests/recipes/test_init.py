@@ -44,8 +44,8 @@ def shrink(config: TrainConfig) -> TrainConfig:
 )
 def test_pretraining_recipe_runs(name: str, model: str | None, tmp_path: Path) -> None:
     config = shrink(PRETRAIN[name](*([model] if model else [])))
-    outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
-    assert outcome.config == dataclasses.replace(config, model=outcome.config.model)
+    finished = pretrain(config, tmp_path, device="cpu", tensorboard=False)
+    assert finished.config == dataclasses.replace(config, model=finished.config.model)
     assert load_model(tmp_path).config.num_classes == (0 if config.masking else 10)
     assert '"step": 2' in (tmp_path / "metrics.jsonl").read_text()
 

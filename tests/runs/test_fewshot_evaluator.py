@@ -88,7 +88,7 @@ def test_images_to_learn_from(config: TrainConfig, tmp_path: Path, monkeypatch: 
     whole = load_dataset("digits", "train")
     listed = tmp_path / "exclude.txt"
     listed.write_text(f"{whole.path(0)}\n")
-    data = dataclasses.replace(config.data, name="digits", classes=None, part=0.01, exclude=str(listed))
+    data = dataclasses.replace(config.data, name="digits", classes=None, subset_fraction=0.01, exclude=str(listed))
     for settings in ({}, {"dataset": "digits"}):
         evaluator(dataclasses.replace(with_fewshot(config, **settings), data=data))
     assert drawn == [len(whole) - 1, len(whole)]

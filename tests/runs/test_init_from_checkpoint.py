@@ -14,7 +14,7 @@ from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import ViT, build_model
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
-from vitlab.runs.run import Outcome
+from vitlab.runs.run import RunResult
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
 
@@ -22,7 +22,7 @@ RECIPE = FinetuneConfig(model=ViTConfig(image_size=16, patch_size=4, dropout=0.1
 
 
 @pytest.mark.parametrize("kind", ["folder", "google"])
-def test_initial_model(kind: str, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
+def test_initial_model(kind: str, pretrained: RunResult, workdir: Path, tmp_path: Path) -> None:
     """The checkpoint's, in both formats, with a new zero head and interpolated positions. Dropout is the recipe's."""
     checkpoint, model = workdir, load_model(workdir)
     if kind == "google":
@@ -42,7 +42,7 @@ def test_initial_model(kind: str, pretrained: Outcome, workdir: Path, tmp_path: 
         assert torch.equal(new[name], old[name]), name
 
 
-def test_the_last_layer_alone_starts_at_zero(pretrained: Outcome, workdir: Path) -> None:
+def test_the_last_layer_alone_starts_at_zero(pretrained: RunResult, workdir: Path) -> None:
     """`pre_logits` (App. B.1.1)."""
     config = adapt_config(pretrained.config.model, dataclasses.replace(RECIPE, pre_logits="keep"), 4).model
     old, new = load_model(workdir).state_dict(), init_from_checkpoint(workdir, config).state_dict()
@@ -55,7 +55,7 @@ def test_the_last_layer_alone_starts_at_zero(pretrained: Outcome, workdir: Path)
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "corners"])
-def test_interpolation_of_positions(interpolation: Any, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
+def test_interpolation_of_positions(interpolation: Any, pretrained: RunResult, workdir: Path, tmp_path: Path) -> None:
     assert isinstance(pretrained.config.model, ViTConfig)
     source = ViT(dataclasses.replace(pretrained.config.model, position_interpolation="bicubic"))
     source.load_state_dict(load_model(workdir).state_dict(), strict=False)

@@ -21,7 +21,7 @@ from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.masked import reconstruct, save_masked, write_reconstructions
 from vitlab.runs.pretrain import pretrain
-from vitlab.runs.run import Outcome
+from vitlab.runs.run import RunResult
 from vitlab.settings import from_dict
 from vitlab.train.masking import MASK, MaskedViT, class_colors, draw_corruption
 from vitlab.weights import load_metadata, load_model
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcome(folder: Path) -> Outcome:
+def finished(folder: Path) -> RunResult:
     config = dataclasses.replace(CONFIG, fewshot=FewShotConfig(shots=(5,), seeds=1))
     return pretrain(config, folder, device="cpu", tensorboard=False)
 
@@ -60,22 +60,22 @@ def load_whole(folder: Path) -> MaskedViT:
     return model.eval()
 
 
-def test_files_of_a_run(outcome: Outcome, folder: Path) -> None:
+def test_files_of_a_run(finished: RunResult, folder: Path) -> None:
     """Both of the model's make the whole that was tested. A second call only reads."""
     assert {path.name for path in folder.iterdir()} >= {"config.json", "model", "masking.safetensors"}
-    assert outcome.result == json.loads((folder / "result.json").read_text())
+    assert finished.result == json.loads((folder / "result.json").read_text())
     prepared, test = CONFIG.data.preprocessing(16), load_dataset("digits", "test")
-    assert outcome.result == {"test": evaluate_masked(load_whole(folder), test, preprocessing=prepared).record()}
-    summary = outcome.summary(folder)
+    assert finished.result == {"test": evaluate_masked(load_whole(folder), test, preprocessing=prepared).record()}
+    summary = finished.summary(folder)
     assert f"images: {folder / 'reconstructions.png'}" in summary
-    assert f"(the best constant prediction: {outcome.result['test']['constant_loss']:.4f})" in summary
+    assert f"(the best constant prediction: {finished.result['test']['constant_loss']:.4f})" in summary
     before = (folder / "masking.safetensors").stat().st_mtime_ns
-    assert pretrain(outcome.config, folder, device="cpu", tensorboard=False) == outcome
+    assert pretrain(finished.config, folder, device="cpu", tensorboard=False) == finished
     assert (folder / "masking.safetensors").stat().st_mtime_ns == before
 
 
-def test_it_learns_more_than_the_best_constant_prediction(outcome: Outcome, folder: Path) -> None:
-    test = outcome.result["test"]
+def test_it_learns_more_than_the_best_constant_prediction(finished: RunResult, folder: Path) -> None:
+    test = finished.result["test"]
     assert test["loss"] < 0.9 * test["constant_loss"]
     assert test["accuracy"] > test["constant_accuracy"] + 0.05
     assert (test["images"], test["patches"], test["skipped"]) == (359, 359 * 8, 0)
@@ -88,7 +88,7 @@ def test_it_learns_more_than_the_best_constant_prediction(outcome: Outcome, fold
     assert all({"loss", "accuracy"} <= line.keys() for line in lines if "grad_norm" in line)
 
 
-@pytest.mark.usefixtures("outcome")
+@pytest.mark.usefixtures("finished")
 def test_its_model_is_a_plain_vit(folder: Path, tmp_path: Path) -> None:
     """Which is fine-tuned as any checkpoint."""
     assert load_model(folder).config == MODEL

@@ -24,7 +24,7 @@ from vitlab.evaluation.accuracy import evaluate
 from vitlab.models import get_config
 from vitlab.runs import run
 from vitlab.runs.pretrain import pretrain
-from vitlab.runs.run import Outcome
+from vitlab.runs.run import RunResult
 from vitlab.runs.splits import load_splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import World
@@ -34,7 +34,7 @@ from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
 
 
-def again(config: TrainConfig, folder: Path) -> Outcome:
+def again(config: TrainConfig, folder: Path) -> RunResult:
     return pretrain(config, folder, device="cpu", tensorboard=False)
 
 
@@ -43,7 +43,7 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_files_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
+def test_files_of_a_run(config: TrainConfig, pretrained: RunResult, workdir: Path) -> None:
     settings = json.loads((workdir / "config.json").read_text())
     assert settings.pop("names_and_labels").keys() == {"train", "test"}
     assert settings.pop("classes") == ["0", "1", "2"]
@@ -55,7 +55,7 @@ def test_files_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path)
     assert json.loads((workdir / "speed.jsonl").read_text().splitlines()[-1])["run_seconds"] > 0
 
 
-def test_evaluations(pretrained: Outcome, workdir: Path) -> None:
+def test_evaluations(pretrained: RunResult, workdir: Path) -> None:
     """While training on the val split, in the end on the whole test split."""
     test, val = (load_dataset("digits", split, classes=(0, 1, 2)) for split in ("test", "val"))
     model = load_model(workdir)
@@ -69,13 +69,13 @@ def test_evaluations(pretrained: Outcome, workdir: Path) -> None:
 
 
 def test_finished_run_is_only_read(
-    config: TrainConfig, pretrained: Outcome, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, pretrained: RunResult, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "train", None)
     monkeypatch.setattr(run, "evaluate_split", None)
     before = contents(workdir)
-    outcome = again(config, workdir)
-    assert (outcome, outcome.summary(workdir)) == (pretrained, pretrained.summary(workdir))
+    finished = again(config, workdir)
+    assert (finished, finished.summary(workdir)) == (pretrained, pretrained.summary(workdir))
     assert contents(workdir) == before
 
 
@@ -105,7 +105,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_corrupt_file_is_reported_and_regenerated(
-    name: str, repaired: bool, config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path, caplog: Any
+    name: str, repaired: bool, config: TrainConfig, pretrained: RunResult, workdir: Path, tmp_path: Path, caplog: Any
 ) -> None:
     """By the same command, without training again. What cannot be regenerated stays, and is reported again."""
     folder = tmp_path / "run"
@@ -138,7 +138,7 @@ def test_a_corrupt_model_without_a_checkpoint(config: TrainConfig, workdir: Path
 
 
 def test_stopped_before_its_result_was_written(
-    config: TrainConfig, pretrained: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, pretrained: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Workdir, "write_result", crash)
@@ -164,12 +164,12 @@ def test_seed_decides_the_start(
     assert not same_weights(starts[0], starts[2])
 
 
-def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
+def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: RunResult, tmp_path: Path) -> None:
     assert pretrained.config == config
     every = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None), steps=1)
-    outcome = again(every, tmp_path)
+    finished = again(every, tmp_path)
     expected = dataclasses.replace(every, model=dataclasses.replace(config.model, num_classes=10))
-    assert outcome.config == expected
+    assert finished.config == expected
     assert load_model(tmp_path).config == expected.model
 
 
@@ -187,14 +187,14 @@ def paths(dataset: Dataset) -> list[str]:
 def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     """Both apply to the training split alone, and the content of the list is a setting of the run."""
     plain = load_splits(config.data)
-    part = dataclasses.replace(config.data, part=0.1)
+    part = dataclasses.replace(config.data, subset_fraction=0.1)
     splits = load_splits(part)
-    assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), part=0.1))
+    assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), subset_fraction=0.1))
     assert len(splits.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
     assert (len(splits.val), len(splits.test)) == (len(plain.val), len(plain.test))
     same_split = load_splits(dataclasses.replace(part, eval_split=part.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(splits.train), len(plain.train))
-    assert paths(load_splits(dataclasses.replace(part, part_seed=1)).train) != paths(splits.train)
+    assert paths(load_splits(dataclasses.replace(part, subset_seed=1)).train) != paths(splits.train)
     exclude = tmp_path / "exclude.txt"
     outside = next(path for path in paths(plain.train) if path not in paths(splits.train))
     exclude.write_text(f"{splits.train.path(3)}\n{outside}\n")

@@ -18,7 +18,7 @@ from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.vtab.tasks import LISTS, TASKS
 from vitlab.errors import UserError
 from vitlab.runs import vtab as module
-from vitlab.runs.run import Outcome
+from vitlab.runs.run import RunResult
 from vitlab.runs.vtab import NO_CROP, NO_FLIP, label_preserving, vtab
 from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.loop import StoppedError
@@ -74,7 +74,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path_factory: pytest.TempPathFactory
+    setting: TrainConfig, pretrained: RunResult, workdir: Path, root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Finished:
     folder, reported = tmp_path_factory.mktemp("finished") / "out", []
     result = score(workdir, setting, root, folder, tasks=PAIR, log=reported.append)
@@ -93,7 +93,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     run = module.run
 
-    def watched(*args: Any, **options: Any) -> Outcome:
+    def watched(*args: Any, **options: Any) -> RunResult:
         names.append(options["description"])
         return run(*args, **options)
 
@@ -167,7 +167,7 @@ def test_finished_tasks_stay_in_the_result(
 
 def test_data_that_one_rank_lacks(
     setting: TrainConfig,
-    pretrained: Outcome,
+    pretrained: RunResult,
     workdir: Path,
     root: Path,
     tmp_path: Path,
@@ -185,7 +185,7 @@ def test_data_that_one_rank_lacks(
 
 
 def test_requested_tasks_must_be_there(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
+    setting: TrainConfig, pretrained: RunResult, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
 ) -> None:
     for tasks, message in (
         ((PAIR[0], "dmlab", "smallnorb_azimuth"), "(?s)2 of the requested tasks are missing:.*dmlab.*smallnorb"),
@@ -197,7 +197,7 @@ def test_requested_tasks_must_be_there(
 
 
 def test_selection_does_not_use_the_test_split(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path
+    setting: TrainConfig, pretrained: RunResult, workdir: Path, root: Path, tmp_path: Path
 ) -> None:
     """And crops that would change a label are left out; the size before a crop follows the image size."""
     (task,) = PAIR[1:]
@@ -228,10 +228,12 @@ def test_augmentation_that_would_change_labels(setting: TrainConfig) -> None:
         dataclasses.replace(setting, data=label_preserving(NO_CROP[0], cropped))  # no option without effect remains
 
 
-def test_invalid_settings(setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path) -> None:
+def test_invalid_settings(
+    setting: TrainConfig, pretrained: RunResult, workdir: Path, root: Path, tmp_path: Path
+) -> None:
     for changes, message in (
         ({"data": DataConfig(classes=(0, 1))}, r"classes is \(0, 1\); .* VTAB task"),
-        ({"data": DataConfig(part=0.5)}, r"part is 0\.5; .* VTAB task"),
+        ({"data": DataConfig(subset_fraction=0.5)}, r"subset_fraction is 0\.5; .* VTAB task"),
         ({"model": dataclasses.replace(setting.model, image_size=64)}, "64 pixels are far from the 8"),
     ):
         with pytest.raises(UserError, match=message):

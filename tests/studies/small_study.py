@@ -16,14 +16,14 @@ from pathlib import Path
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.studies.presets import changed
-from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference, percent
 
 RATES = (1e-3, 1e-2)
 FILES = ("report.md", "study.json", "figure.png", "figure.svg")
 FIRST: dict[str, str | float] = {"what": "digits 0 to 2"}
 
 
-def variants(scale: Scale, steps: int = 12) -> list[Point]:
+def variants(scale: Scale, steps: int = 12) -> list[StudyRun]:
     """Two rates with few-shot accuracy while training, and a fine-tuning of the faster one."""
     data = DataConfig(
         name="digits", train_split="trainval", eval_split="test", classes=(0, 1, 2), crop="pad", flip=False
@@ -48,9 +48,9 @@ def variants(scale: Scale, steps: int = 12) -> list[Point]:
         log_every=3,
         checkpoint_every=4,
     )
-    points = [Point(f"rate-{rate:g}", changed(base, optim={"lr": rate}), FIRST | {"rate": rate}) for rate in RATES]
+    runs = [StudyRun(f"rate-{rate:g}", changed(base, optim={"lr": rate}), FIRST | {"rate": rate}) for rate in RATES]
     labels = {"rate": RATES[1], "what": "digits 5 to 7"}
-    return [*points, Point("tuned", tuned, labels, init_from=f"rate-{RATES[1]:g}")]
+    return [*runs, StudyRun("tuned", tuned, labels, init_from=f"rate-{RATES[1]:g}")]
 
 
 SMALL = Study(
@@ -74,7 +74,7 @@ SMALL = Study(
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """The files of a report, and what every point computed."""
+    """The files of a report, and what every run computed."""
     paths = [out / name for name in FILES] + sorted(out.glob("points/*/metrics.jsonl"))
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
 
@@ -86,17 +86,17 @@ def start(out: Path, processes: int) -> subprocess.Popen[str]:
 
 
 def holders(out: Path) -> set[int]:
-    """Processes that have ever held a point."""
+    """Processes that have ever held a run."""
     return {int(text) for path in out.glob("points/.claims/*") if (text := path.read_text())}
 
 
 def steps_done(out: Path) -> int:
-    """Records of all points."""
+    """Records of all runs."""
     return sum(path.read_bytes().count(b"\n") for path in out.glob("points/*/metrics.jsonl"))
 
 
 def kill_at(out: Path, processes: int, records: int, moment: float) -> bool:
-    """Kills a run of the study `moment` seconds after its points have this many records; whether it was still alive."""
+    """Kills a run of the study `moment` seconds after its runs have this many records; whether it was still alive."""
     run = start(out, processes)
     while run.poll() is None and steps_done(out) < records:
         time.sleep(0.005)

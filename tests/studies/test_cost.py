@@ -12,14 +12,14 @@ from vitlab.recipes import tiny
 from vitlab.studies.cost import as_text, cost, images, model_of
 from vitlab.studies.presets import changed
 from vitlab.studies.runner import plan
-from vitlab.studies.spec import Point
+from vitlab.studies.spec import StudyRun
 from vitlab.train.workdir import write_json
 
 
 def test_every_point_and_their_sum(tmp_path: Path) -> None:
     whole = plan(SMALL, "small", tmp_path)
     report = cost(whole, tflops=0.5)
-    assert [row["point"] for row in report["points"]] == [point.name for point in whole.points]
+    assert [row["point"] for row in report["points"]] == [run.name for run in whole.runs]
     first, tuned = report["points"][0], report["points"][2]
     assert (first["steps"], first["images"]) == (12, 192)
     model = changed(variants("small")[0].config.model, num_classes=3)
@@ -35,13 +35,13 @@ def test_every_point_and_their_sum(tmp_path: Path) -> None:
     second = cost(whole, tflops=0.5)
     assert second["sum"]["open_hours"] == pytest.approx(report["sum"]["hours"] - first["hours"])
     assert [row["finished"] for row in second["points"]] == [True, False, False]
-    assert "3 points: " in as_text(second)
+    assert "3 runs: " in as_text(second)
     assert "hours of one core at 0.5 TFLOP/s" in as_text(second)
 
 
 def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
     first, _, tuned = variants("small")
-    searched = Point("tuned", changed(tuned.config, learning_rates=(0.01, 0.03)), {}, init_from=first.name)
+    searched = StudyRun("tuned", changed(tuned.config, learning_rates=(0.01, 0.03)), {}, init_from=first.name)
     study = dataclasses.replace(SMALL, variants=lambda scale: [first, searched])
     row = cost(plan(study, "small", tmp_path))["points"][1]
     assert (row["steps"], row["images"]) == (3 * 12, 3 * 192)
@@ -55,8 +55,8 @@ def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
         (DataConfig(name="digits"), 1259),
         (DataConfig(name="digits", train_split="trainval"), 1438),
         (DataConfig(name="fashion_mnist", train_split="trainval", classes=(0, 1, 2, 3, 4)), 30_000),
-        (DataConfig(name="cifar10", train_split="trainval", part=0.02), 1000),
-        (DataConfig(name="shards:jft300m", part=0.1), 30_300_000),
+        (DataConfig(name="cifar10", train_split="trainval", subset_fraction=0.02), 1000),
+        (DataConfig(name="shards:jft300m", subset_fraction=0.1), 30_300_000),
     ],
 )
 def test_images_of_a_training_split(data: DataConfig, count: int) -> None:
@@ -68,7 +68,7 @@ def test_data_of_unknown_size() -> None:
         images(DataConfig(name="folder:mine"))
 
 
-def test_the_model_of_a_point() -> None:
+def test_the_model_of_a_run() -> None:
     first, _, tuned = variants("small")
     large = dataclasses.replace(first, config=changed(first.config, model=get_config("ViT-B/16")))
     assert model_of(tuned, {tuned.init_from or "": large}) == get_config("ViT-B/16", image_size=16, num_classes=3)

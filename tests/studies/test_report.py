@@ -12,7 +12,7 @@ from vitlab.panels import Panel, Series
 from vitlab.recipes import tiny
 from vitlab.studies.presets import changed
 from vitlab.studies.report import as_markdown, as_text, chart_panel, write_report
-from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Result, Results, Scale, Study, StudyRun, difference, percent
 
 FILES = {"report.md", "figure.png", "figure.svg", "study.json"}
 VALUES = {"1d": (0.60, 0.62, 0.64), "2d": (0.602, 0.619, 0.641), "none": (0.50, 0.53, 0.52)}
@@ -21,7 +21,7 @@ STUDY = Study(
     name="positions",
     source="Table 8",
     question="What is a position embedding worth?",
-    variants=lambda scale: [Point(kind, changed(tiny.digits(), epochs=1.0), {"kind": kind}) for kind in VALUES],
+    variants=lambda scale: [StudyRun(kind, changed(tiny.digits(), epochs=1.0), {"kind": kind}) for kind in VALUES],
     summary=lambda results: f"{len(results.runs)} runs of a **small** model.",
     rows=("kind",),
     columns={
@@ -58,11 +58,9 @@ STUDY = Study(
 
 
 def finished(scale: Scale = "small", **figures: float) -> Results:
-    points = STUDY.points(scale)
-    values = [VALUES[str(point.labels["kind"])][point.config.seed] for point in points]
-    runs = [
-        Result(p, {"accuracy": v, **figures}, [], 1437, p.config.model) for p, v in zip(points, values, strict=True)
-    ]
+    runs = STUDY.runs(scale)
+    values = [VALUES[str(run.labels["kind"])][run.config.seed] for run in runs]
+    runs = [Result(p, {"accuracy": v, **figures}, [], 1437, p.config.model) for p, v in zip(runs, values, strict=True)]
     return Results(tuple(runs))
 
 

@@ -1,4 +1,4 @@
-"""Points are run once, wherever they were interrupted and however many processes work on them."""
+"""Runs are run once, wherever they were interrupted and however many processes work on them."""
 
 import dataclasses
 import json
@@ -21,42 +21,42 @@ from vitlab.models.config import ViTConfig
 from vitlab.runs import run as run_module
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished_points
-from vitlab.studies.spec import Point
+from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished
+from vitlab.studies.spec import StudyRun
 from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
 
 
-def planned(out: Path, change: Callable[[list[Point]], Sequence[Point]] = list, **settings: Any) -> StudyPlan:
-    """The small study with short runs, its points changed."""
+def planned(out: Path, change: Callable[[list[StudyRun]], Sequence[StudyRun]] = list, **settings: Any) -> StudyPlan:
+    """The small study with short runs, its runs changed."""
     study = dataclasses.replace(SMALL, variants=lambda scale: change(variants(scale, steps=4)), seeds=2)
     return plan(study, "small", out, **settings)
 
 
-def with_config(points: list[Point], index: int, **changes: Any) -> list[Point]:
-    points[index] = dataclasses.replace(points[index], config=changed(points[index].config, **changes))
-    return points
+def with_config(runs: list[StudyRun], index: int, **changes: Any) -> list[StudyRun]:
+    runs[index] = dataclasses.replace(runs[index], config=changed(runs[index].config, **changes))
+    return runs
 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small study, undisturbed in this process; its report is written."""
     whole = plan(SMALL, "small", tmp_path_factory.mktemp("quiet"))
-    run_unfinished_points(whole, "cpu")
+    run_unfinished(whole, "cpu")
     write_report(SMALL, whole.scale, whole.results, whole.out)
     return whole.out
 
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Points end at once; the names of those that ran."""
+    """Runs end at once; the names of those that ran."""
     ran: list[str] = []
 
-    def run(plan: StudyPlan, point: Point, device: str) -> None:
-        ran.append(point.name)
-        write_json(plan.folders[point.name] / "result.json", {})
+    def train(plan: StudyPlan, run: StudyRun, device: str) -> None:
+        ran.append(run.name)
+        write_json(plan.folders[run.name] / "result.json", {})
 
-    monkeypatch.setattr("vitlab.studies.runner._run", run)
+    monkeypatch.setattr("vitlab.studies.runner._train", train)
     monkeypatch.setattr("vitlab.studies.runner.POLL_SECONDS", 0.01)
     return ran
 
@@ -69,9 +69,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_point_is_run_and_reported(quiet: Path) -> None:
     whole = plan(SMALL, "small", quiet)
-    assert whole.unfinished_points == []
+    assert whole.unfinished_runs == []
     results = whole.results.runs
-    assert [result.point for result in results] == SMALL.points("small")
+    assert [result.run for result in results] == SMALL.runs("small")
     for result in results:
         assert 0 <= result.metrics["accuracy"] <= 1
         assert result.records[-1]["step"] == 12
@@ -108,8 +108,8 @@ def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path
     study.kill()
     study.join()
     assert have_ended(holders(tmp_path), 120)  # none continues by itself
-    assert unfinished.unfinished_points
-    run_unfinished_points(unfinished, "cpu")
+    assert unfinished.unfinished_runs
+    run_unfinished(unfinished, "cpu")
     run_study(SMALL, unfinished, device="cpu")
     assert contents(tmp_path) == contents(quiet)
 
@@ -128,9 +128,9 @@ def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) 
         run_study(SMALL, whole, processes=1, device="cpu")
     assert have_ended(holders(tmp_path), 60)
     assert list(tmp_path.glob("points/*/checkpoints/*"))
-    point = whole.unfinished_points[0]
-    run_unfinished_points(dataclasses.replace(whole, points=(point,)), "cpu")
-    metrics = Path("points") / whole.folders[point.name].name / "metrics.jsonl"
+    run = whole.unfinished_runs[0]
+    run_unfinished(dataclasses.replace(whole, runs=(run,)), "cpu")
+    metrics = Path("points") / whole.folders[run.name].name / "metrics.jsonl"
     assert (tmp_path / metrics).read_bytes() == (quiet / metrics).read_bytes()
 
 
@@ -143,10 +143,10 @@ def test_finished_points_are_not_run_again(quiet: Path, simulated: list[str]) ->
 
 
 def test_a_changed_recipe_runs_its_points_and_those_that_start_from_them(tmp_path: Path, simulated: list[str]) -> None:
-    run_unfinished_points(planned(tmp_path), "cpu")
-    after = planned(tmp_path, lambda points: with_config(points, 1, steps=6))
+    run_unfinished(planned(tmp_path), "cpu")
+    after = planned(tmp_path, lambda runs: with_config(runs, 1, steps=6))
     simulated.clear()
-    run_unfinished_points(after, "cpu")
+    run_unfinished(after, "cpu")
     names = [f"{name}.seed-{seed}" for seed in (0, 1) for name in ("rate-0.01", "tuned")]
     assert simulated == names
 
@@ -155,7 +155,7 @@ def test_a_point_that_another_process_holds_is_left_to_it(
     tmp_path: Path, simulated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = planned(tmp_path)
-    name = short.points[1].name
+    name = short.runs[1].name
     held = short.folders[name].parent / ".claims" / short.folders[name].name
 
     def lock(path: Path) -> object:
@@ -167,40 +167,40 @@ def test_a_point_that_another_process_holds_is_left_to_it(
         return lock_file(path)
 
     monkeypatch.setattr("vitlab.studies.runner.lock_file", lock)
-    run_unfinished_points(short, "cpu")
-    assert sorted(simulated) == sorted(point.name for point in short.points if point.name != name)
+    run_unfinished(short, "cpu")
+    assert sorted(simulated) == sorted(run.name for run in short.runs if run.name != name)
 
 
 def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, as are the points that start from it, directly or not."""
+    """It is named, as are the runs that start from it, directly or not."""
     ran: list[str] = []
 
-    def run(plan: StudyPlan, point: Point, device: str) -> None:
-        ran.append(point.name)
-        if point.name == "rate-0.01.seed-0":
+    def train(plan: StudyPlan, run: StudyRun, device: str) -> None:
+        ran.append(run.name)
+        if run.name == "rate-0.01.seed-0":
             raise NonFiniteError("the loss is not finite at step 3")
-        write_json(plan.folders[point.name] / "result.json", {})
+        write_json(plan.folders[run.name] / "result.json", {})
 
-    monkeypatch.setattr("vitlab.studies.runner._run", run)
-    short = planned(tmp_path, lambda points: [*points, dataclasses.replace(points[2], name="third", init_from="tuned")])
-    with pytest.raises(StudyError, match="3 of 8 points failed") as raised:
-        run_unfinished_points(short, "cpu")
+    monkeypatch.setattr("vitlab.studies.runner._train", train)
+    short = planned(tmp_path, lambda runs: [*runs, dataclasses.replace(runs[2], name="third", init_from="tuned")])
+    with pytest.raises(StudyError, match="3 of 8 runs failed") as raised:
+        run_unfinished(short, "cpu")
     assert "rate-0.01.seed-0: the loss is not finite at step 3" in str(raised.value)
     assert "tuned.seed-0: it starts from rate-0.01.seed-0, which failed" in str(raised.value)
     assert "third.seed-0: it starts from tuned.seed-0, which failed" in str(raised.value)
-    assert (len(ran), len(short.unfinished_points)) == (6, 3)
+    assert (len(ran), len(short.unfinished_runs)) == (6, 3)
 
 
 def test_a_point_that_diverged_is_run_again_by_the_next_study_alone(
     tmp_path: Path, simulated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = planned(tmp_path, lambda points: points[:1])
-    name = short.points[0].name
+    short = planned(tmp_path, lambda runs: runs[:1])
+    name = short.runs[0].name
     write_json(short.folders[name] / "failed.json", {"error": "by another process"})
     with pytest.raises(StudyError, match=f"{name}: by another process"):
-        run_unfinished_points(short, "cpu")
+        run_unfinished(short, "cpu")
     assert name not in simulated
-    monkeypatch.setattr("vitlab.studies.runner._run_workers", lambda plan, *_: run_unfinished_points(plan, "cpu"))
+    monkeypatch.setattr("vitlab.studies.runner._run_workers", lambda plan, *_: run_unfinished(plan, "cpu"))
     monkeypatch.setattr("vitlab.studies.runner.write_report", lambda *_: {})
     monkeypatch.setattr(StudyPlan, "results", None)
     run_study(SMALL, short, device="cpu")
@@ -209,10 +209,10 @@ def test_a_point_that_diverged_is_run_again_by_the_next_study_alone(
 
 @pytest.mark.usefixtures("forked")
 def test_any_error_of_a_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(plan: StudyPlan, point: Point, device: str) -> None:
+    def train(plan: StudyPlan, run: StudyRun, device: str) -> None:
         raise torch.OutOfMemoryError("tried 9 GB")
 
-    monkeypatch.setattr("vitlab.studies.runner._run", run)
+    monkeypatch.setattr("vitlab.studies.runner._train", train)
     with pytest.raises(StudyError, match=r"a process ended with OutOfMemoryError: tried 9 GB \(log: "):
         run_study(SMALL, planned(tmp_path), processes=1, device="cpu")
 
@@ -225,28 +225,28 @@ def test_processes_by_default(device: str, count: int, tmp_path: Path, monkeypat
     monkeypatch.setattr("vitlab.studies.runner._run_workers", lambda plan, count, *_: counts.append(count))
     monkeypatch.setattr("vitlab.studies.runner.write_report", lambda *_: {})
     monkeypatch.setattr(StudyPlan, "results", None)
-    run_study(SMALL, planned(tmp_path), device=device)  # six points
+    run_study(SMALL, planned(tmp_path), device=device)  # six runs
     assert counts == [count]
 
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_point_with_a_corrupt_result_is_run_again(tmp_path: Path, cut: bool) -> None:
-    short = planned(tmp_path, lambda points: points[:1])
-    short = dataclasses.replace(short, points=short.points[:1])
-    run_unfinished_points(short, "cpu")
-    file = short.folders[short.points[0].name] / "result.json"
+    short = planned(tmp_path, lambda runs: runs[:1])
+    short = dataclasses.replace(short, runs=short.runs[:1])
+    run_unfinished(short, "cpu")
+    file = short.folders[short.runs[0].name] / "result.json"
     content = file.read_bytes()
     file.write_bytes(content[:20] if cut else content.replace(b"0.", b"1.", 1))
-    assert short.unfinished_points == list(short.points)
-    run_unfinished_points(short, "cpu")
-    assert (short.unfinished_points, file.read_bytes()) == ([], content)
+    assert short.unfinished_runs == list(short.runs)
+    run_unfinished(short, "cpu")
+    assert (short.unfinished_runs, file.read_bytes()) == ([], content)
 
 
 def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not be lost between two runs."""
-    short = planned(tmp_path, lambda points: points[:1])
+    short = planned(tmp_path, lambda runs: runs[:1])
     evaluate = run_module.evaluate_split
 
     def evaluate_and_stop(*arguments: Any) -> Any:
@@ -256,24 +256,24 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "evaluate_split", evaluate_and_stop)
         with pytest.raises(StoppedError, match="step 4/4"):
-            run_unfinished_points(short, "cpu")
-    assert len(short.unfinished_points) == len(short.points)
-    run_unfinished_points(short, "cpu")
-    assert short.unfinished_points == []
+            run_unfinished(short, "cpu")
+    assert len(short.unfinished_runs) == len(short.runs)
+    run_unfinished(short, "cpu")
+    assert short.unfinished_runs == []
 
 
 def test_data_of_the_user(tmp_path: Path) -> None:
     moved = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
-    assert {(p.config.data.name, p.config.data.root) for p in moved.points} == {("fashion_mnist", "somewhere")}
+    assert {(p.config.data.name, p.config.data.root) for p in moved.runs} == {("fashion_mnist", "somewhere")}
     assert not set(moved.folders.values()) & set(planned(tmp_path).folders.values())
-    assert moved.points[0].config.fewshot is not None
-    assert moved.points[0].config.fewshot.root is None  # it takes the data set of the run, which has its folder
+    assert moved.runs[0].config.fewshot is not None
+    assert moved.runs[0].config.fewshot.root is None  # it takes the data set of the run, which has its folder
     with pytest.raises(ValueError, match=r"several data sets.*cifar10, digits"):
-        planned(tmp_path, lambda points: with_config(points, 0, data={"name": "cifar10"}), dataset="fashion_mnist")
+        planned(tmp_path, lambda runs: with_config(runs, 0, data={"name": "cifar10"}), dataset="fashion_mnist")
     fewshot = FewShotConfig(dataset="imagenet", test_split="test")
-    point, *_ = planned(tmp_path, lambda points: with_config(points, 0, fewshot=fewshot), root="somewhere").points
-    assert point.config.fewshot is not None
-    assert (point.config.data.root, point.config.fewshot.root) == ("somewhere", "somewhere")
+    run, *_ = planned(tmp_path, lambda runs: with_config(runs, 0, fewshot=fewshot), root="somewhere").runs
+    assert run.config.fewshot is not None
+    assert (run.config.data.root, run.config.fewshot.root) == ("somewhere", "somewhere")
 
 
 @pytest.mark.usefixtures("forked")

@@ -1,4 +1,4 @@
-"""Points, digests, compute; means and differences over seeds, against values worked out by hand."""
+"""Runs, digests, compute; means and differences over seeds, against values worked out by hand."""
 
 import dataclasses
 
@@ -10,9 +10,9 @@ from vitlab.recipes import tiny
 from vitlab.studies import STUDIES
 from vitlab.studies.presets import changed
 from vitlab.studies.spec import (
-    Point,
     Result,
     Results,
+    StudyRun,
     difference,
     digest,
     exaflops,
@@ -23,14 +23,14 @@ BASE = tiny.digits()
 
 
 def digest_of(config: TrainConfig) -> str:
-    return digest(Point("p", config, {}), {})
+    return digest(StudyRun("p", config, {}), {})
 
 
 def test_digests_stay_the_same_in_later_versions() -> None:
-    """Or every finished point would run again."""
+    """Or every finished run would run again."""
     assert digest_of(TrainConfig(model=ViTConfig(depth=1), steps=1)) == "b729bf0c"
-    points = {"a": Point("a", BASE, {}), "b": Point("b", tiny.finetune_digits(), {}, "a")}
-    assert [digest(point, points) for point in points.values()] == ["0f0a9a69", "a2921a9d"]
+    runs = {"a": StudyRun("a", BASE, {}), "b": StudyRun("b", tiny.finetune_digits(), {}, "a")}
+    assert [digest(run, runs) for run in runs.values()] == ["0f0a9a69", "a2921a9d"]
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_digests_stay_the_same_in_later_versions() -> None:
         {"seed": 1},
         {"optim": {"lr": 1e-3}},
         {"model": {"pool": "token"}},
-        {"data": {"part": 0.1}},
+        {"data": {"subset_fraction": 0.1}},
         {"fewshot": FewShotConfig()},
     ],
 )
 def test_a_digest_changes_with_every_setting_and_with_nothing_else(changes: dict) -> None:
     assert digest_of(changed(BASE, **changes)) != digest_of(BASE)
-    assert digest(Point("other", tiny.digits(), {"kind": "1d"}), {}) == digest_of(BASE)
+    assert digest(StudyRun("other", tiny.digits(), {"kind": "1d"}), {}) == digest_of(BASE)
 
 
 def test_a_setting_that_is_off_does_not_count() -> None:
@@ -67,10 +67,10 @@ def test_a_point_changes_with_the_one_that_it_starts_from() -> None:
     tune = tiny.finetune_digits()
 
     def chain(lr: float) -> dict[str, str]:
-        first = Point("a", changed(BASE, optim={"lr": lr}), {})
-        points = [first, Point("b", tune, {}, "a"), Point("c", tune, {}, "b"), Point("d", BASE, {})]
-        by_name = {point.name: point for point in points}
-        return {name: digest(point, by_name) for name, point in by_name.items()}
+        first = StudyRun("a", changed(BASE, optim={"lr": lr}), {})
+        runs = [first, StudyRun("b", tune, {}, "a"), StudyRun("c", tune, {}, "b"), StudyRun("d", BASE, {})]
+        by_name = {run.name: run for run in runs}
+        return {name: digest(run, by_name) for name, run in by_name.items()}
 
     one, other = chain(1e-3), chain(3e-3)
     assert {name for name in one if one[name] != other[name]} == {"a", "b", "c"}
@@ -79,8 +79,8 @@ def test_a_point_changes_with_the_one_that_it_starts_from() -> None:
 
 def test_the_seed_draws_the_images_of_a_part_too() -> None:
     for part, expected in ((0.1, 3), (None, None)):
-        config = Point("a", changed(BASE, data={"part": part}), {}).with_seed(3).config
-        assert (config.seed, config.data.part_seed) == (3, expected)
+        config = StudyRun("a", changed(BASE, data={"subset_fraction": part}), {}).with_seed(3).config
+        assert (config.seed, config.data.subset_seed) == (3, expected)
 
 
 def test_compute_of_a_fine_tuning() -> None:
@@ -96,7 +96,7 @@ def test_compute_of_a_fine_tuning() -> None:
     ):
         assert exaflops(changed(one, **changes), 50) == pytest.approx(steps / 100 * exaflops(one, 50))
     start = dataclasses.replace(model, width=16, mlp_dim=32)
-    assert Result(Point("b", one, {}, "a"), {}, [], 50, start).exaflops == pytest.approx(
+    assert Result(StudyRun("b", one, {}, "a"), {}, [], 50, start).exaflops == pytest.approx(
         6 * start.forward_macs * 1000 / 1e18
     )
 
@@ -106,7 +106,7 @@ CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=
 
 def run(seed: int, value: float, **labels: str | float) -> Result:
     name = "-".join(map(str, [*labels.values(), seed]))
-    return Result(Point(name, changed(CONFIG, seed=seed), labels), {"accuracy": value}, [], 100, CONFIG.model)
+    return Result(StudyRun(name, changed(CONFIG, seed=seed), labels), {"accuracy": value}, [], 100, CONFIG.model)
 
 
 RUNS = Results(
@@ -176,12 +176,12 @@ def test_a_difference_of_differences() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_tiny_is_small_in_short(name: str) -> None:
     """One seed on digits, a twentieth of the steps, and nothing else."""
-    small = [point for point in STUDIES[name].points("small") if point.config.seed == 0]
-    tiny_points = STUDIES[name].points("tiny")
-    small = small[: len(tiny_points)]  # data-size has a second data set
-    names = [point.name.replace(point.config.data.name, "digits") for point in small]
-    assert [point.name for point in tiny_points] == names
-    for one, other in zip(tiny_points, small, strict=True):
+    small = [run for run in STUDIES[name].runs("small") if run.config.seed == 0]
+    tiny_runs = STUDIES[name].runs("tiny")
+    small = small[: len(tiny_runs)]  # data-size has a second data set
+    names = [run.name.replace(run.config.data.name, "digits") for run in small]
+    assert [run.name for run in tiny_runs] == names
+    for one, other in zip(tiny_runs, small, strict=True):
         lengths = [config.total_steps(10_000) for config in (one.config, other.config)]
         assert lengths[0] == pytest.approx(lengths[1] / 20, abs=1)
         same = {"steps": 1, "epochs": None, "eval_every": None, "optim": {"warmup_steps": 0}, "data": {"name": "any"}}

@@ -1,4 +1,4 @@
-"""Every study: its points at each scale, its report of simulated results, its recorded results, and points that run."""
+"""Every study: its runs at each scale, its report of simulated results, its recorded results, and runs that run."""
 
 import dataclasses
 import functools
@@ -34,42 +34,42 @@ from vitlab.studies.cost import model_of
 from vitlab.studies.presets import changed
 from vitlab.studies.report import build_report
 from vitlab.studies.scaling import TABLE6, PaperRun, chosen, gap, growth, paper_panel, saving
-from vitlab.studies.spec import HELD_OUT, Point, Result, Results, Scale, exaflops
+from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, StudyRun, exaflops
 
 RECORDED = Path(__file__).parents[2] / "docs" / "studies"
 DESIGNED: tuple[Scale, ...] = ("small", "paper")
 SCALES: tuple[Scale, ...] = ("tiny", *DESIGNED)
-Accuracy = Callable[[Point], float]
+Accuracy = Callable[[StudyRun], float]
 
 
 @functools.cache
-def points_and_models(name: str, scale: Scale, seeds: int | None = None) -> list[tuple[Point, ModelConfig]]:
+def runs_and_models(name: str, scale: Scale, seeds: int | None = None) -> list[tuple[StudyRun, ModelConfig]]:
     study = STUDIES[name]
-    points = dataclasses.replace(study, seeds=seeds or study.seeds).points(scale)
-    by_name = {point.name: point for point in points}
-    return [(point, model_of(point, by_name)) for point in points]
+    runs = dataclasses.replace(study, seeds=seeds or study.seeds).runs(scale)
+    by_name = {run.name: run for run in runs}
+    return [(run, model_of(run, by_name)) for run in runs]
 
 
 def simulate(
     name: str, accuracy: Accuracy, held_out: Accuracy | None = None, scale: Scale = "small", examples: int = 30_000
 ) -> Results:
-    """Every point, of five seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
+    """Every run, of five seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
     accuracy; it grows to them."""
     runs = []
-    for point, model in points_and_models(name, scale, seeds=5):
-        value, val = accuracy(point), (held_out or accuracy)(point)
+    for run, model in runs_and_models(name, scale, seeds=5):
+        value, val = accuracy(run), (held_out or accuracy)(run)
         records = [
             {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
         ]
         figures = {"accuracy": value, "loss": 2.5, "constant_loss": 4.25, HELD_OUT: val}
         figures |= {f"fewshot_{shots}shot": value for shots in (5, 10, 500)}
-        runs.append(Result(point, figures, records, round(examples * (point.config.data.part or 1)), model))
+        runs.append(Result(run, figures, records, round(examples * (run.config.data.subset_fraction or 1)), model))
     return Results(tuple(runs))
 
 
-def noise(point: Point, size: float = 1e-3) -> float:
-    """A difference between the seeds that all points of a seed share; of five, with a mean of 0 and this deviation."""
-    return size * (point.config.seed - 2) / math.sqrt(2.5)
+def noise(run: StudyRun, size: float = 1e-3) -> float:
+    """A difference between the seeds that all runs of a seed share; of five, with a mean of 0 and this deviation."""
+    return size * (run.config.seed - 2) / math.sqrt(2.5)
 
 
 def report(name: str, accuracy: Accuracy, held_out: Accuracy | None = None, **settings: Any) -> dict[str, Any]:
@@ -86,38 +86,38 @@ def measured(report: dict[str, Any]) -> list[float]:
 
 
 def paper_points(name: str) -> dict[str, TrainConfig]:
-    return {point.name: point.config for point in STUDIES[name].variants("paper")}
+    return {run.name: run.config for run in STUDIES[name].variants("paper")}
 
 
-# Points
+# Runs
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_points_and_report(name: str, scale: Scale) -> None:
-    seen: dict[str, Point] = {}
+    seen: dict[str, StudyRun] = {}
     seeds: dict[tuple, list[int]] = {}
-    for point, _ in points_and_models(name, scale):
-        assert re.fullmatch(r"[\w.+-]+", point.name), "not a valid folder name"
-        assert point.name not in seen
-        assert (point.init_from is not None) == isinstance(point.config, FinetuneConfig)
-        assert point.init_from is None or seen[point.init_from].config.seed == point.config.seed
-        seen[point.name] = point
-        seeds.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
-        fewshot, learned = point.config.fewshot, point.config.data.classes
+    for run, _ in runs_and_models(name, scale):
+        assert re.fullmatch(r"[\w.+-]+", run.name), "not a valid folder name"
+        assert run.name not in seen
+        assert (run.init_from is not None) == isinstance(run.config, FinetuneConfig)
+        assert run.init_from is None or seen[run.init_from].config.seed == run.config.seed
+        seen[run.name] = run
+        seeds.setdefault(tuple(run.labels.items()), []).append(run.config.seed)
+        fewshot, learned = run.config.fewshot, run.config.data.classes
         if fewshot is not None and fewshot.classes is not None:
             assert not set(fewshot.classes) & set(learned or ()), "transfer is measured on classes that are learned"
     expected = {"tiny": 1, "small": STUDIES[name].seeds, "paper": 1}[scale]
     assert all(values == list(range(expected)) for values in seeds.values())
-    results = simulate(name, lambda point: 0.5 + noise(point), scale=scale, examples=25_000)
+    results = simulate(name, lambda run: 0.5 + noise(run), scale=scale, examples=25_000)
     new = build_report(STUDIES[name], scale, results)
     columns = new["table"]["columns"]
     assert len(set(columns)) == len(columns)
     assert all(len(row) == len(columns) for row in new["table"]["rows"])
     if scale == "tiny":  # no download
-        assert {point.config.data.name for point in seen.values()} == {"digits"}
-        assert not [point.name for point in seen.values() if point.config.fewshot and point.config.fewshot.dataset]
-        assert not {"fashion_mnist", "cifar10"} & {label for point in seen.values() for label in point.labels.values()}
+        assert {run.config.data.name for run in seen.values()} == {"digits"}
+        assert not [run.name for run in seen.values() if run.config.fewshot and run.config.fewshot.dataset]
+        assert not {"fashion_mnist", "cifar10"} & {label for run in seen.values() for label in run.labels.values()}
     if scale in ("tiny", "paper"):
         undecided = "not tested" if scale == "tiny" else "inconclusive"
         assert set(verdicts(new)) == {undecided}, "one seed decides nothing"
@@ -126,8 +126,10 @@ def test_points_and_report(name: str, scale: Scale) -> None:
 MODEL = {"model": ViTConfig()}
 SETTINGS: dict[str, dict[str, Any]] = {
     "data-size": MODEL
-    | {"data": {"part": None, "name": "any"}, "steps": 1, "optim": {"lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}},
-    "dropout-decay-smoothing": MODEL | {"label_smoothing": 0.0, "data": {"part": None}, "optim": {"weight_decay": 0.0}},
+    | {"data": {"subset_fraction": None, "name": "any"}, "steps": 1}
+    | {"optim": {"lr": 1.0, "warmup_steps": 0, "weight_decay": 0.0}},
+    "dropout-decay-smoothing": MODEL
+    | {"label_smoothing": 0.0, "data": {"subset_fraction": None}, "optim": {"weight_decay": 0.0}},
     "scaling": MODEL | {"steps": 1},
     "resolution": MODEL | {"fresh_positions": False},
     "masking": {"from_scratch": False, "head_std": None, "masking": MaskingConfig()},
@@ -143,14 +145,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", STUDIES)
 def test_points_differ_only_by_what_is_studied(name: str) -> None:
     configs: dict[bool, set[TrainConfig]] = {}
-    for point in STUDIES[name].variants("small"):
-        changes = {key: value for key, value in SETTINGS[name].items() if getattr(point.config, key, None) is not None}
-        configs.setdefault(point.init_from is None, set()).add(changed(point.config, **changes))
+    for run in STUDIES[name].variants("small"):
+        changes = {key: value for key, value in SETTINGS[name].items() if getattr(run.config, key, None) is not None}
+        configs.setdefault(run.init_from is None, set()).add(changed(run.config, **changes))
     assert all(len(group) == 1 for group in configs.values())
 
 
 SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
-    "data-size": lambda config: {"part": config.data.part, "decay": config.optim.weight_decay},
+    "data-size": lambda config: {"part": config.data.subset_fraction, "decay": config.optim.weight_decay},
     "resolution": lambda config: {"positions": "fresh" if config.fresh_positions else "interpolated"},
     "optimizer": lambda config: {"optimizer": config.optim.name, "rate": config.optim.lr},
     "head": lambda config: {"rate": config.optim.lr},
@@ -162,23 +164,23 @@ SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
 @pytest.mark.parametrize("scale", DESIGNED)
 @pytest.mark.parametrize("name", SETTING_LABELS)
 def test_labels_are_the_settings(name: str, scale: Scale) -> None:
-    for point in STUDIES[name].variants(scale):
-        if (point.init_from is None) == (name != "resolution"):
-            assert SETTING_LABELS[name](point.config).items() <= point.labels.items()
+    for run in STUDIES[name].variants(scale):
+        if (run.init_from is None) == (name != "resolution"):
+            assert SETTING_LABELS[name](run.config).items() <= run.labels.items()
 
 
 @pytest.mark.parametrize("scale", DESIGNED)
 def test_kinds_of_heads(scale: Scale) -> None:
     """At the paper's scale both have the class token's hidden layer, except GAP in the paper's own pair."""
-    for point in STUDIES["head"].variants(scale):
-        kind, _, head = str(point.labels["kind"]).partition("-")
-        model: Any = point.config.model
+    for run in STUDIES["head"].variants(scale):
+        kind, _, head = str(run.labels["kind"]).partition("-")
+        model: Any = run.config.model
         assert (model.pool, model.representation_size is None) == (kind, scale != "paper" or head == "linear")
 
 
 @pytest.mark.parametrize("scale", DESIGNED)
 def test_axial_forms_take_more_compute(scale: Scale) -> None:
-    models = {str(point.labels["model"]): point.config.model for point in axial.variants(scale)}
+    models = {str(run.labels["model"]): run.config.model for run in axial.variants(scale)}
     assert models.keys() == axial.FIG13.keys()
     for plain, form in axial.FORMS.items():
         model = models[form]
@@ -190,14 +192,14 @@ def test_axial_forms_take_more_compute(scale: Scale) -> None:
 @pytest.mark.parametrize("scale", DESIGNED)
 def test_shapes_change_one_dimension(scale: Scale) -> None:
     expected = {"depth": {"depth"}, "width": {"width", "heads"}, "mlp": {"mlp_dim"}, "patch": {"patch_size"}}
-    base, *points = shape.variants(scale)
-    for point in points:
-        model, ours = vars(point.config.model), vars(base.config.model)
+    base, *runs = shape.variants(scale)
+    for run in runs:
+        model, ours = vars(run.config.model), vars(base.config.model)
         different = {name for name in model if model[name] != ours[name]} - {"representation_size"}
-        dimension = str(point.labels["dimension"])
+        dimension = str(run.labels["dimension"])
         assert different == expected.get(dimension, set().union(*expected.values()))
         assert model["width"] / model["heads"] == ours["width"] / ours["heads"]
-    results = simulate("shape", lambda point: 0.5, scale=scale)
+    results = simulate("shape", lambda run: 0.5, scale=scale)
     most = {
         name: max(map(shape.compute, results.where(dimension=name).groups())) for name in ("base", "depth", "width")
     }
@@ -207,18 +209,18 @@ def test_shapes_change_one_dimension(scale: Scale) -> None:
 
 @pytest.mark.parametrize("name", ["optimizer", "dropout-decay-smoothing"])
 def test_settings_are_not_chosen_by_the_test(name: str) -> None:
-    for point in STUDIES[name].variants("small"):
-        assert (point.config.data.train_split, point.config.data.eval_split) == ("train", "val")
+    for run in STUDIES[name].variants("small"):
+        assert (run.config.data.train_split, run.config.data.eval_split) == ("train", "val")
 
 
 @pytest.mark.parametrize("table", [regularization.SMALL, regularization.PAPER])
 def test_one_regularizer_at_a_time(table: dict[str, tuple[float, ...]]) -> None:
     counts = {name: sum(value > 0 for value in values) for name, values in table.items()}
     assert (counts.pop("none"), counts.pop("all three"), set(counts.values())) == (0, 3, {1})
-    for point in regularization.variants("small" if table is regularization.SMALL else "paper"):
-        config: Any = point.config
+    for run in regularization.variants("small" if table is regularization.SMALL else "paper"):
+        config: Any = run.config
         values = (config.optim.weight_decay, config.model.dropout, config.label_smoothing)
-        assert values == table[str(point.labels["setting"])]
+        assert values == table[str(run.labels["setting"])]
 
 
 # The paper's runs and numbers
@@ -251,13 +253,13 @@ def test_runs_of_the_paper() -> None:
     assert exaflops(runs["mean-color-50"], 303_000_000) == pytest.approx(432, rel=0.01)
     before, *tuned = STUDIES["resolution"].variants("paper")
     assert before.config == jft("ViT-B/16")
-    assert [point.config.model.image_hw[0] for point in tuned[:3]] == [224, 336, 448]
+    assert [run.config.model.image_hw[0] for run in tuned[:3]] == [224, 336, 448]
     for config in (tuned[0].config, runs["mean-color-50.finetuned"]):
         row = FINETUNE["imagenet"]()
         assert changed(config, model=row.model, average_decay=row.average_decay) == row
     rates = {name: config.optim.lr for name, config in paper_points("optimizer").items()}
     assert list(rates.values()) == pytest.approx([1e-3, 0.48, 6e-4, 0.48])  # 0.48 is 0.03 x 4096 / 256
-    both = {(point.labels["data"], point.labels["setting"]): point.config for point in regularization.variants("paper")}
+    both = {(run.labels["data"], run.labels["setting"]): run.config for run in regularization.variants("paper")}
     assert both["ImageNet", "all three"] == PRETRAIN["imagenet"]("ViT-B/16")
     assert both["ImageNet-21k", "decay 0.03"].optim == PRETRAIN["imagenet21k"]("ViT-B/16").optim
     assert {(p.labels["kind"], p.labels["rate"]) for p in head.variants("paper")} == {
@@ -267,7 +269,7 @@ def test_runs_of_the_paper() -> None:
         ("gap-linear", 8e-4),
         ("gap-linear", 3e-4),
     }
-    models: dict[Any, Any] = {point.labels["kind"]: point.config.model for point in head.variants("paper")}
+    models: dict[Any, Any] = {run.labels["kind"]: run.config.model for run in head.variants("paper")}
     heads = {kind: model.representation_size for kind, model in models.items()}
     assert heads == {"token": 768, "gap": 768, "gap-linear": None}
     assert {(p.labels["kind"], p.labels["at"]) for p in positions.variants("paper")} == set(positions.TABLE8)
@@ -275,10 +277,10 @@ def test_runs_of_the_paper() -> None:
 
 def test_parts_of_jft() -> None:
     """9, 30, 90 and 300 million images; for all of them the steps of 7 epochs of the whole."""
-    points = [point for point in data_size.variants("paper") if point.init_from is None]
+    runs = [run for run in data_size.variants("paper") if run.init_from is None]
     assert [round(part * 303) for part in data_size.PARTS] == [9, 30, 91, 303]
-    assert {point.config.total_steps(1) for point in points} == {517_822}
-    whole = {str(point.labels["model"]): point.config for point in points if point.labels["part"] == 1.0}
+    assert {run.config.total_steps(1) for run in runs} == {517_822}
+    whole = {str(run.labels["model"]): run.config for run in runs if run.labels["part"] == 1.0}
     for name in ("ViT-B/32", "ViT-L/16", "R50x1", "R152x2"):
         row = PRETRAIN["jft"](name)
         assert (whole[name].model, whole[name].optim, whole[name].loss) == (row.model, row.optim, row.loss)
@@ -360,27 +362,27 @@ YES, NO, OUT = "supported", "contradicted", "not tested"
 
 
 def of_axial(gain: float) -> Accuracy:
-    return lambda point: 0.7 + gain * (point.labels["model"] in axial.FORMS.values()) + noise(point)
+    return lambda run: 0.7 + gain * (run.labels["model"] in axial.FORMS.values()) + noise(run)
 
 
-def of_positions(point: Point) -> float:
+def of_positions(run: StudyRun) -> float:
     """As in the paper."""
-    sign, kind = 1 if point.config.seed % 2 else -1, str(point.labels["kind"])
-    return 0.7 - 0.1 * (kind == "none") + noise(point) + sign * {"1d": 1e-3, "2d": -1e-3}.get(kind, 0.0)
+    sign, kind = 1 if run.config.seed % 2 else -1, str(run.labels["kind"])
+    return 0.7 - 0.1 * (kind == "none") + noise(run) + sign * {"1d": 1e-3, "2d": -1e-3}.get(kind, 0.0)
 
 
-def of_other_positions(point: Point) -> float:
+def of_other_positions(run: StudyRun) -> float:
     """None is best, and in every block is worse than at the stem."""
-    entry = "none" if point.labels["kind"] == "none" else str(point.labels["at"])
-    return {"none": 0.8, "stem": 0.7, "shared": 0.7, "every": 0.6}[entry] + noise(point)
+    entry = "none" if run.labels["kind"] == "none" else str(run.labels["at"])
+    return {"none": 0.8, "stem": 0.7, "shared": 0.7, "every": 0.6}[entry] + noise(run)
 
 
 def of_shape(slopes: dict[str, float]) -> Accuracy:
     base = shape.variants("small")[0].config.model.forward_macs
 
-    def accuracy(point: Point) -> float:
-        slope = slopes.get(str(point.labels["dimension"]), 0.01)
-        return 0.5 + slope * math.log(point.config.model.forward_macs / base) + noise(point)
+    def accuracy(run: StudyRun) -> float:
+        slope = slopes.get(str(run.labels["dimension"]), 0.01)
+        return 0.5 + slope * math.log(run.config.model.forward_macs / base) + noise(run)
 
     return accuracy
 
@@ -388,10 +390,10 @@ def of_shape(slopes: dict[str, float]) -> Accuracy:
 def of_data_size(slopes: dict[tuple[str, str], float]) -> Accuracy:
     """At the least data the ResNet is 5 points ahead; each tenfold brings a model its slope."""
 
-    def accuracy(point: Point) -> float:
-        kind = str(point.labels["family"]), str(point.labels["size"])
-        tenfolds = math.log10(float(point.labels["part"]) / 0.01)
-        return 0.4 + 0.05 * (kind[0] == "ResNet") + slopes[kind] * tenfolds + noise(point, 0.01)
+    def accuracy(run: StudyRun) -> float:
+        kind = str(run.labels["family"]), str(run.labels["size"])
+        tenfolds = math.log10(float(run.labels["part"]) / 0.01)
+        return 0.4 + 0.05 * (kind[0] == "ResNet") + slopes[kind] * tenfolds + noise(run, 0.01)
 
     return accuracy
 
@@ -399,33 +401,33 @@ def of_data_size(slopes: dict[tuple[str, str], float]) -> Accuracy:
 def of_scaling(ahead: dict[str, float]) -> Accuracy:
     """Accuracy rises by 2 points with each doubling of compute."""
 
-    def accuracy(point: Point) -> float:
-        doublings = math.log2(exaflops(point.config, 30_000) / 1e-6)
-        return 0.2 + ahead[str(point.labels["family"])] + 0.02 * doublings + noise(point)
+    def accuracy(run: StudyRun) -> float:
+        doublings = math.log2(exaflops(run.config, 30_000) / 1e-6)
+        return 0.2 + ahead[str(run.labels["family"])] + 0.02 * doublings + noise(run)
 
     return accuracy
 
 
-def of_resolution(point: Point) -> float:
+def of_resolution(run: StudyRun) -> float:
     table = {"interpolated": (0.80, 0.83, 0.84), "fresh": (0.78, 0.79, 0.79)}
-    if point.init_from is None:
+    if run.init_from is None:
         return 0.9
-    return table[str(point.labels["positions"])][round(2 * float(point.labels["factor"])) - 2] + noise(point, 0.01)
+    return table[str(run.labels["positions"])][round(2 * float(run.labels["factor"])) - 2] + noise(run, 0.01)
 
 
-def of_masking(point: Point) -> float:
+def of_masking(run: StudyRun) -> float:
     values = {"scratch": 0.30, "scratch-zero": 0.29, "mean-color-50": 0.34, "mean-color-50-zero": 0.32}
     values |= {"downsized-50": 0.33, "regression-50": 0.32, "mean-color-15": 0.35, "supervised": 0.38}
-    return values[str(point.labels["variant"])] + noise(point, 0.01)
+    return values[str(run.labels["variant"])] + noise(run, 0.01)
 
 
-def of_head(point: Point) -> float:
+def of_head(run: StudyRun) -> float:
     """As in the paper: equal at their best, and GAP falls further at the highest rate."""
-    kind, rate = str(point.labels["kind"]), point.labels["rate"]
-    best = 0.8 + (1e-3 if kind == "gap" else -1e-3) * (1 if point.config.seed % 2 else -1)
+    kind, rate = str(run.labels["kind"]), run.labels["rate"]
+    best = 0.8 + (1e-3 if kind == "gap" else -1e-3) * (1 if run.config.seed % 2 else -1)
     fall = {5e-4: 0.2, 2e-3: 0.2, 4e-3: 0.2, 8e-3: {"gap": 0.3, "token": 0.1}[kind]}
     fall[2e-3 if kind == "gap" else 4e-3] = 0.0
-    return best - fall[float(rate)] + noise(point)
+    return best - fall[float(rate)] + noise(run)
 
 
 REPORTS: list[tuple[str, Accuracy, list[str], list[float] | None]] = [
@@ -527,8 +529,8 @@ def test_scaling_chooses_runs_by_their_means() -> None:
     """So the mean over seeds is the difference of the means, whichever run a seed is lucky with."""
     usual = of_scaling(dict.fromkeys(scaling.FAMILIES, 0.0))
 
-    def lucky(point: Point) -> float:
-        return usual(point) + 0.05 * math.sin(10 * point.config.seed * math.log(exaflops(point.config, 30_000)))
+    def lucky(run: StudyRun) -> float:
+        return usual(run) + 0.05 * math.sin(10 * run.config.seed * math.log(exaflops(run.config, 30_000)))
 
     results = simulate("scaling", lucky)
     vits, hybrids, resnets = (
@@ -556,9 +558,10 @@ def test_accuracy_is_drawn_over_the_images_of_its_own_data_set() -> None:
     images = {"fashion_mnist": 54_000, "cifar10": 49_000}
     runs = [
         dataclasses.replace(
-            run, examples=round(images[str(run.point.labels["data"])] * (run.point.config.data.part or 1))
+            result,
+            examples=round(images[str(result.run.labels["data"])] * (result.run.config.data.subset_fraction or 1)),
         )
-        for run in simulate("data-size", lambda point: 0.5)
+        for result in simulate("data-size", lambda run: 0.5)
     ]
     panels = build_report(STUDIES["data-size"], "small", Results(tuple(runs)))["panels"]
     assert {panel["title"]: panel["series"][0]["x"][-1] for panel in panels} == {
@@ -567,26 +570,26 @@ def test_accuracy_is_drawn_over_the_images_of_its_own_data_set() -> None:
 
 
 def test_early_stopping_takes_the_best_evaluation() -> None:
-    point = data_size.variants("paper")[0]
+    run = data_size.variants("paper")[0]
     records = [
         {"step": 100, "val_accuracy": 0.8, "fewshot_5shot": 0.3},
         {"step": 200, "loss": 0.1},
         {"step": 200, "val_accuracy": 0.7, "fewshot_5shot": 0.5},
     ]
-    assert data_size.early_stopped(Result(point, {}, records, 100, point.config.model)) == 0.3
+    assert data_size.early_stopped(Result(run, {}, records, 100, run.config.model)) == 0.3
 
 
 def test_decays_are_chosen_for_each_model_and_part_by_held_out_accuracy() -> None:
     """As if the ViT needed the large decay for 1 % of the data, and the test preferred it everywhere."""
 
-    def large(point: Point) -> bool:
-        return float(point.labels["decay"]) > 1
+    def large(run: StudyRun) -> bool:
+        return float(run.labels["decay"]) > 1
 
-    def validation(point: Point) -> float:
-        needed = point.labels["family"] == "ViT" and point.labels["part"] == 0.01
-        return 0.5 + 0.1 * (large(point) == needed)
+    def validation(run: StudyRun) -> float:
+        needed = run.labels["family"] == "ViT" and run.labels["part"] == 0.01
+        return 0.5 + 0.1 * (large(run) == needed)
 
-    written = report("data-size", lambda point: 0.5 + noise(point) + 0.2 * large(point), validation)
+    written = report("data-size", lambda run: 0.5 + noise(run) + 0.2 * large(run), validation)
     assert [row[3:] for row in written["table"]["rows"][:2]] == [
         ["70.0 ± 0.1", "50.0 ± 0.1", "50.0 ± 0.1"],
         ["50.0 ± 0.1"] * 3,
@@ -603,12 +606,12 @@ def test_optimizers_are_compared_at_the_best_held_out_rate(gain: float, verdict:
         "sgd": optimizer.bit_sgd(64, 0, optimizer.BIT_RATES[1]).lr,
     }
 
-    def accuracy(point: Point) -> float:
-        optim = point.config.optim
-        return 0.5 + gain * (optim.name == "adam") + noise(point) + 10 * optim.lr * (optim.lr > middle[optim.name])
+    def accuracy(run: StudyRun) -> float:
+        optim = run.config.optim
+        return 0.5 + gain * (optim.name == "adam") + noise(run) + 10 * optim.lr * (optim.lr > middle[optim.name])
 
-    def validation(point: Point) -> float:
-        return 0.9 - abs(np.log(point.config.optim.lr / middle[point.config.optim.name])) / 10
+    def validation(run: StudyRun) -> float:
+        return 0.9 - abs(np.log(run.config.optim.lr / middle[run.config.optim.name])) / 10
 
     written = report("optimizer", accuracy, validation)
     assert verdicts(written) == [verdict] * 2
@@ -633,12 +636,12 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
     data one is chosen even where none gains."""
     by_amount: dict[str, float] = dict(zip(("2 %", "50 %"), gains, strict=True))
 
-    def validation(point: Point) -> float:
-        setting, smoothing = str(point.labels["setting"]), by_amount[str(point.labels["data"])]
-        return 0.8 + noise(point, 0.002) + {"none": 0.0, "smoothing 0.1": smoothing}.get(setting, -0.01)
+    def validation(run: StudyRun) -> float:
+        setting, smoothing = str(run.labels["setting"]), by_amount[str(run.labels["data"])]
+        return 0.8 + noise(run, 0.002) + {"none": 0.0, "smoothing 0.1": smoothing}.get(setting, -0.01)
 
-    def accuracy(point: Point) -> float:
-        return validation(point) + 0.1 * (point.labels["setting"] == "decay 3")
+    def accuracy(run: StudyRun) -> float:
+        return validation(run) + 0.1 * (run.labels["setting"] == "decay 3")
 
     written = report("dropout-decay-smoothing", accuracy, validation)
     assert measured(written) == pytest.approx(differences)
@@ -660,13 +663,13 @@ RERUN = [name for name in STUDIES if json.loads((RECORDED / name / "study.json")
 def test_recorded_runs(name: str) -> None:
     """They are the study's, point for point: settings, sizes and lengths are as recorded; and give the same report."""
     study = json.loads((RECORDED / name / "study.json").read_text())
-    known = {point.name: (point, model) for point, model in points_and_models(name, study["scale"])}
+    known = {run.name: (run, model) for run, model in runs_and_models(name, study["scale"])}
     assert {row["name"] for row in study["points"]} == known.keys()
     runs = []
     for row in study["points"]:
-        point, model = known[row["name"]]
-        runs.append(Result(point, row["figures"], [], row["examples"], model))
-        assert (row["labels"], row["start"]) == (dict(point.labels), point.init_from)
+        run, model = known[row["name"]]
+        runs.append(Result(run, row["figures"], [], row["examples"], model))
+        assert (row["labels"], row["start"]) == (dict(run.labels), run.init_from)
         assert runs[-1].exaflops == pytest.approx(row["exaflops"], rel=1e-9)
     new = build_report(STUDIES[name], study["scale"], Results(tuple(runs)))
     assert len(new["claims"]) == len(study["claims"])
@@ -682,20 +685,20 @@ def test_recorded_runs(name: str) -> None:
 )
 def test_points_run(name: str, variant: str, tmp_path: Path) -> None:
     """For two steps on the digits: they and the fine-tunings from them leave the metrics that their reports need."""
-    points = {point.name: point for point in STUDIES[name].points("tiny")}
+    runs = {run.name: run for run in STUDIES[name].runs("tiny")}
     changes: dict[str, Any] = {"steps": 2, "epochs": None, "batch_size": 8}
-    config = changed(points[variant].config, **changes)
+    config = changed(runs[variant].config, **changes)
     if config.fewshot is not None:
         config = changed(config, fewshot={"seeds": 1, "test_images": 10}, eval_every=1)
-    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    finished = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    point = dataclasses.replace(points[variant], config=config)
-    result = Result(point, outcome.result["test"], records, 100, config.model)
+    run = dataclasses.replace(runs[variant], config=config)
+    result = Result(run, finished.result["test"], records, 100, config.model)
     assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.metrics.keys()
     if config.fewshot is not None:
         assert f"fewshot_{config.fewshot.shots[0]}shot" in records[-1]
         assert "fewshot_500shot" in records[-1]
-    tuned = next(point.config for point in points.values() if point.init_from == variant)
+    tuned = next(run.config for run in runs.values() if run.init_from == variant)
     assert isinstance(tuned, FinetuneConfig)
     size = tuned.model.image_size
     run = sweep_and_finetune(

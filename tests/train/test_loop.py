@@ -535,7 +535,7 @@ def test_unreadable_images_of_one_rank(kind: str, fsdp: bool, tmp_path: Path, in
         config = dataclasses.replace(config, model=model, masking=MaskingConfig())
     else:
         sets = Labels.of_lists([[i % 10, (i + 3) % 10][: 1 + i % 2] for i in range(16)])
-        data = dataclasses.replace(data, labels=sets.firsts, label_sets=sets)
+        data = dataclasses.replace(data, labels=sets.first_labels, label_sets=sets)
     stream = [example_at(data, config.seed, position)[1] for position in range(64)]
     shards = [[i for i in stream[start : start + 4] if i not in failures] for start in range(0, 64, 4)]
     assert all(shards)

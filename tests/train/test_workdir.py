@@ -67,6 +67,14 @@ def test_a_setting_that_was_removed(tmp_path: Path) -> None:
         open_workdir(tmp_path / "5")
 
 
+def test_a_setting_that_was_renamed(tmp_path: Path) -> None:
+    open_workdir(tmp_path, SETTINGS | {"data": {"name": "digits", "part": 0.1, "part_seed": None}}).close()
+    renamed = {"name": "digits", "subset_fraction": 0.1, "subset_seed": None}
+    open_workdir(tmp_path, SETTINGS | {"data": renamed}).close()
+    with pytest.raises(ValueError, match=r"other settings:\n  data.subset_fraction: 0.1 -> 0.2\n"):
+        open_workdir(tmp_path, SETTINGS | {"data": renamed | {"subset_fraction": 0.2}})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

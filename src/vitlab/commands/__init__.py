@@ -32,7 +32,7 @@ PURPOSES = {
     "Convert and serve": {"convert": "convert", "export": "convert", "shard": "convert", "app": "inspect"},
     "Machine and lists": {"list": "info", "plan": "study", "bench": "study", "doctor": "info"},
 }
-"""The commands by purpose: name -> module in this folder, in which the class has the capitalized name."""
+"""The commands by purpose: name -> module in this folder; its class has the capitalized name."""
 COMMANDS = {name: module for commands in PURPOSES.values() for name, module in commands.items()}
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."

@@ -158,8 +158,8 @@ def _metavar(hint: Any) -> str:
     if origin is Literal:
         return "{" + ",".join(map(str, args)) + "}"
     if origin is tuple:
-        several = len(args) == 2 and args[1] is not ... and [_metavar(arg) for arg in args]
-        return " ".join(several) if several else f"{_metavar(args[0])} ..."
+        metavars = len(args) == 2 and args[1] is not ... and [_metavar(arg) for arg in args]
+        return " ".join(metavars) if metavars else f"{_metavar(args[0])} ..."
     return "" if hint is bool else METAVARS.get(hint, "TEXT")
 
 

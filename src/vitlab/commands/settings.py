@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {
 def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     """The command `name`, an instance of its dataclass `kind`, of the words after its name.
 
-    Its field `config`, if it has one, is that of the recipe with the flags, and `open_settings` are what the recipe
+    Its field `config`, if it has one, is the recipe's config with the flags, and `open_settings` are what the recipe
     leaves to the data. Raises UserError for invalid settings, SystemExit(2) for unknown flags.
     """
     words = [_with_hyphens(word) for word in words]
@@ -140,7 +140,7 @@ def value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def advice_for(name: str, setting: str) -> str | None:
-    """What to do instead of giving a setting to a command in which it has no effect; None where it has one."""
+    """What to do instead of giving a setting that has no effect in a command; None where it has one."""
     rules = WITHOUT_EFFECT[name].items()
     return next((advice for start, advice in rules if setting.startswith(start) and setting != "model.dropout"), None)
 

@@ -72,7 +72,7 @@ class Study:
             result = cost.cost(plan, self.tflops)
             print_result(result, self.json, cost.as_text(result))
             return 0
-        if plan.unfinished_points:
+        if plan.unfinished_runs:
             print_note(f"{cost.summary(plan)} ...")
         result = runner.run_study(study, plan, processes=self.processes, device=self.device)
         text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"

@@ -65,8 +65,8 @@ class Pretrain:
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            outcome = pretrain(self.config, workdir, device=self.device, world=world)
-        print_result(outcome.result, self.json, outcome.summary(workdir))
+            run = pretrain(self.config, workdir, device=self.device, world=world)
+        print_result(run.result, self.json, run.summary(workdir))
         return 0
 
 
@@ -90,8 +90,8 @@ class Finetune:
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Image side in pixels. Default: the recipe's, for `custom` that of the checkpoint's preprocessing, for `staged`
-    the best of up to three for the least-squares head."""
+    """Image side in pixels. Default: the recipe's, for `custom` the checkpoint's preprocessing, for `staged` the
+    best of up to three for the least-squares head."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """Folder of the stages and the runs. Default: `runs/finetune-RECIPE`, for any images with the data set's name."""
@@ -118,8 +118,8 @@ class Finetune:
             options |= {"open_settings": self.open_settings}
             options |= {"device": self.device, "log": print_note, "world": world}
             options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
-            outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
-        print_result(outcome.result, self.json, outcome.summary())
+            run = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
+        print_result(run.result, self.json, run.summary())
         return 0
 
 

@@ -11,6 +11,9 @@ from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Preprocessing, check_range
 from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_fields
 
+RENAMED = {"part": "subset_fraction", "part_seed": "subset_seed"}
+"""Settings of DataConfig in earlier versions -> their names now: such runs resume."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:
@@ -65,9 +68,9 @@ class DataConfig(ReadConfig):
     min_area: Fraction = 0.05
     """Smallest fraction of the area that an inception crop keeps."""
     crop_resize: PositiveInt | None = None
-    """Side in pixels to which `random` resizes before it crops."""
+    """Side in pixels: `random` resizes to it before it crops."""
     pad: NonNegativeInt = 4
-    """Most pixels, at the model's size, by which `pad` shifts."""
+    """Largest shift of `pad`, in pixels at the model's size."""
     flip: bool = True
     """Mirror left and right with probability 1/2."""
     randaugment_layers: NonNegativeInt = 0
@@ -93,9 +96,9 @@ class DataConfig(ReadConfig):
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
     exclude: str | None = None
     """A list of images to exclude from the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
-    part: Fraction | None = None
+    subset_fraction: Fraction | None = None
     """Fraction of each class of the training split to train on; a smaller subset is contained in every larger one."""
-    part_seed: Seed | None = None
+    subset_seed: Seed | None = None
     """Seed that chooses these images; None is 0."""
 
     def __post_init__(self) -> None:
@@ -108,8 +111,8 @@ class DataConfig(ReadConfig):
             )
         if isinstance(self.range, tuple):
             check_range(self.range)
-        if self.part is None and self.part_seed is not None:
-            raise UserError(f"part_seed={self.part_seed} has no effect without part; give part too.")
+        if self.subset_fraction is None and self.subset_seed is not None:
+            raise UserError(f"subset_seed={self.subset_seed} has no effect without subset_fraction; give both.")
         if (self.crop == "random") != (self.crop_resize is not None):
             raise UserError(
                 f"crop={self.crop!r} with crop_resize={self.crop_resize}: the crop `random` requires crop_resize, no "

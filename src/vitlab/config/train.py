@@ -61,7 +61,7 @@ class OptimConfig:
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     layer_decay: Fraction = 1.0
-    """Learning rate of each block over that of the block after it; the head has `lr`, the embedding the lowest."""
+    """Ratio of each block's learning rate to the next block's; the head has `lr`, the embedding the lowest."""
     schedule: Literal["cosine", "linear", "constant", "staircase"] = "cosine"
     """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90 % of the steps."""
     warmup_steps: NonNegativeInt = 0

@@ -17,7 +17,7 @@ import torch
 
 from vitlab.cost import measure
 from vitlab.cost.options import BenchOptions
-from vitlab.cost.step import Mode, Work, build
+from vitlab.cost.step import Mode, StepSpec, build
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
@@ -129,36 +129,36 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     assert options.memory is not None
     budget = options.memory * GIB
     config, device = get_config(name, image_size=size), torch.device(options.device)
-    work = Work(config, mode, options.batch or 1, options.dtype, options.compile, options.device)
+    spec = StepSpec(config, mode, options.batch or 1, options.dtype, options.compile, options.device)
 
     def fits(batch: int) -> bool:
-        peak = peak_bytes(dataclasses.replace(work, batch=batch))
+        peak = peak_bytes(dataclasses.replace(spec, batch=batch))
         return peak is not None and peak <= budget
 
-    if not fits(work.batch):
-        raise UserError(f"a batch of {work.batch} does not fit into {options.memory:.3g} GiB (--memory)")
+    if not fits(spec.batch):
+        raise UserError(f"a batch of {spec.batch} does not fit into {options.memory:.3g} GiB (--memory)")
     largest = largest_batch(fits) if options.largest else None
     if options.batch is None:
-        work = dataclasses.replace(work, batch=fastest_batch(work, fits))
-    peak = peak_bytes(work)
+        spec = dataclasses.replace(spec, batch=fastest_batch(spec, fits))
+    peak = peak_bytes(spec)
     room = free_memory(device) if device.type == "cpu" else None  # beyond it the system ends the process
     if peak is None or (room is not None and peak > room):
-        raise UserError(f"a batch of {work.batch} does not fit into the free memory; give a smaller --batch")
+        raise UserError(f"a batch of {spec.batch} does not fit into the free memory; give a smaller --batch")
     # Fused attention on a GPU writes no attention matrix: its products would take longer than all of the model.
-    products = measure.count_products(config, work.batch, mode == "train", attention=device.type == "cpu")
-    steps = {MODEL: build(work), CEILING: measure.products_step(products, getattr(torch, work.dtype), device)}
+    products = measure.count_products(config, spec.batch, mode == "train", attention=device.type == "cpu")
+    steps = {MODEL: build(spec), CEILING: measure.products_step(products, getattr(torch, spec.dtype), device)}
     rates = measure.time_interleaved(steps, options.seconds, options.rounds)
-    speeds = {name: measure.spread([work.batch * rate for rate in per_round]) for name, per_round in rates.items()}
+    speeds = {name: measure.spread([spec.batch * rate for rate in per_round]) for name, per_round in rates.items()}
     flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
     tflops = speeds[MODEL]["median"] * flops / 1e12
-    limit = peak_flops(device_name(device)) if work.dtype == "bfloat16" else None
-    product_tflops = measure.product_flops(products) * speeds[CEILING]["median"] / work.batch / 1e12
+    limit = peak_flops(device_name(device)) if spec.dtype == "bfloat16" else None
+    product_tflops = measure.product_flops(products) * speeds[CEILING]["median"] / spec.batch / 1e12
     ceiling = {"images_per_s": speeds[CEILING], "tflops": product_tflops}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": measure.commit(),
         "largest": largest,
-        "batch": work.batch,
+        "batch": spec.batch,
         "images_per_s": speeds[MODEL],
         "peak_bytes": peak,
         "tflops": tflops,
@@ -167,22 +167,22 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     }
 
 
-def peak_bytes(work: Work) -> int | None:
+def peak_bytes(spec: StepSpec) -> int | None:
     """Peak memory of a step that is not compiled: on a GPU measured, None where it does not fit; on a CPU counted as by
     `vitlab plan`."""
-    if work.device.startswith("cuda"):
-        return _measured_peak(dataclasses.replace(work, compile=False))
-    if work.mode == "infer":
-        return inference_bytes(work.config, work.batch, getattr(torch, work.dtype), "cpu")
-    return sum(rank_bytes(work.run, work.batch, work.dtype, "cpu").values())
+    if spec.device.startswith("cuda"):
+        return _measured_peak(dataclasses.replace(spec, compile=False))
+    if spec.mode == "infer":
+        return inference_bytes(spec.config, spec.batch, getattr(torch, spec.dtype), "cpu")
+    return sum(rank_bytes(spec.run, spec.batch, spec.dtype, "cpu").values())
 
 
-def _measured_peak(work: Work) -> int | None:
+def _measured_peak(spec: StepSpec) -> int | None:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     try:
-        step = build(work)
+        step = build(spec)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):
             step()
@@ -206,11 +206,11 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
     return fitting
 
 
-def fastest_batch(work: Work, fits: Callable[[int], bool]) -> int:
+def fastest_batch(spec: StepSpec, fits: Callable[[int], bool]) -> int:
     """The power of two that fits at which the model is fastest; ends after two doublings without a gain."""
     best, best_rate, batch, without_gain = 1, 0.0, 1, 0
     while without_gain < 2 and batch <= MAX_BATCH and fits(batch):
-        step = build(dataclasses.replace(work, batch=batch, compile=False))
+        step = build(dataclasses.replace(spec, batch=batch, compile=False))
         rate = batch / min(measure.timer(step).timeit(1).mean for _ in range(2))
         without_gain += 1
         if rate > MIN_GAIN * best_rate:

@@ -86,7 +86,7 @@ class _ProductRecorder(TorchDispatchMode):
 
 
 def count_products(config: ModelConfig, batch: int, training: bool, attention: bool = True) -> Counter[Product]:
-    """How often each product is computed for one batch, with or without those of attention matrices.
+    """How often each product is computed for one batch, with or without attention matrices.
 
     Training adds the two of the gradients: [m, n] @ [n, k] for the inputs, [k, m] @ [m, n] for the weights.
     """

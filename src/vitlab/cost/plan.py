@@ -21,7 +21,7 @@ from vitlab.recipes import pretrain
 from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.spec import Point, exaflops, updates
+from vitlab.studies.spec import StudyRun, exaflops, updates
 from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.microbatch import free_memory
 from vitlab.train.optim import state_per_weight
@@ -110,7 +110,7 @@ def _complete(config: TrainConfig, examples: int | None, device: str, open_setti
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
         config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda", open_settings)
-    return dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
+    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))
 
 
 def _examples(config: TrainConfig, count: int | None) -> int | None:
@@ -147,7 +147,7 @@ def _printed_core_days(model_name: str | None, exa: float) -> int | None:
 def _parse_mfu(mfu: str | None, precision: str) -> float:
     if mfu is None and precision == "float32":
         raise UserError(
-            "precision is float32, and the known peak is that of bfloat16; give --mfu measured, or as a fraction of "
+            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or as a fraction of "
             "that peak."
         )
     try:

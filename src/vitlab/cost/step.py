@@ -20,8 +20,8 @@ OPTIM = OptimConfig(lr=1e-5, weight_decay=0.05, clip_norm=1.0)
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a step computes."""
+class StepSpec:
+    """What one step computes: the model, training or inference, the batch and the precision."""
 
     config: ModelConfig
     mode: Mode
@@ -44,10 +44,10 @@ class Work:
         )
 
 
-def build(work: Work) -> Callable[[], Tensor | None]:
+def build(spec: StepSpec) -> Callable[[], Tensor | None]:
     """A function that computes one batch, and returns the logits in inference."""
-    device, model = torch.device(work.device), example_model(work.config)
-    return inference_step(work, model) if work.mode == "infer" else training_step(work.run, device, model)
+    device, model = torch.device(spec.device), example_model(spec.config)
+    return inference_step(spec, model) if spec.mode == "infer" else training_step(spec.run, device, model)
 
 
 def example_model(config: ModelConfig) -> Model:
@@ -80,10 +80,10 @@ def training_step(run: TrainConfig, device: torch.device, model: nn.Module | Non
     return step
 
 
-def inference_step(work: Work, model: nn.Module) -> Callable[[], Tensor]:
-    """The forward pass of `model`, which takes the images of `work.config`."""
-    device, dtype = torch.device(work.device), getattr(torch, work.dtype)
-    images = example_images(work.config, work.batch, device, dtype)
+def inference_step(spec: StepSpec, model: nn.Module) -> Callable[[], Tensor]:
+    """The forward pass of `model`, which takes the images of `spec.config`."""
+    device, dtype = torch.device(spec.device), getattr(torch, spec.dtype)
+    images = example_images(spec.config, spec.batch, device, dtype)
     model = model.to(device, dtype).eval()
-    forward = torch.compile(model, dynamic=False) if work.compile else model
+    forward = torch.compile(model, dynamic=False) if spec.compile else model
     return torch.no_grad()(lambda: forward(images))

@@ -71,7 +71,7 @@ def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
     return dataclasses.replace(
         dataset.take(indices),
         classes=tuple(dataset.classes[c] for c in kept),
-        labels=labels.firsts,
+        labels=labels.first_labels,
         label_sets=None if dataset.label_sets is None else labels,
     )
 
@@ -93,7 +93,7 @@ def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Seq
     lost = np.setdiff1d(dataset.all_labels.values, rest.all_labels.values)
     if not len(lost):
         return
-    _, path, reason = next(f for f in failures if np.isin(dataset.all_labels.of(f[0]), lost).any())
+    _, path, reason = next(f for f in failures if np.isin(dataset.all_labels.of_image(f[0]), lost).any())
     text = (
         f"no image of {first_ten([dataset.classes[label] for label in lost])} in {dataset.name} ({dataset.split}) can "
         f"be read; the first, {quoted(path)}: {reason}"
@@ -128,7 +128,7 @@ def warn_of_contradictions(*datasets: Dataset) -> None:
     for dataset in datasets:
         if not isinstance(dataset.entries, Entries):
             files = [entry.file if entry.size == -1 else "" for entry in dataset.entries]
-            labels |= {file: np.sort(dataset.all_labels.of(i)).tobytes() for i, file in enumerate(files) if file}
+            labels |= {file: np.sort(dataset.all_labels.of_image(i)).tobytes() for i, file in enumerate(files) if file}
     groups = [list(labels)]
     for fingerprint in (_size, _end, _digest):
         alike = collections.defaultdict[object, list[str]](list)

@@ -1,6 +1,6 @@
 """What lies in a folder: its images, files that are not read, links to nothing, and what does not belong to the data.
 
-Foreign are hidden files and folders, those of systems (`SYSTEM`), and folders that this package has written, known by
+Foreign are hidden files and folders, system files (`SYSTEM`), and folders that this package has written, known by
 what they hold (`OUTPUTS`): a run may lie among the class folders.
 """
 

@@ -28,7 +28,7 @@ BatchIndices = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labels:
-    """Several labels for each image: those of image i are `values[offsets[i] : offsets[i + 1]]`.
+    """Several labels for each image: image i has `values[offsets[i] : offsets[i + 1]]`.
 
     values: int64 [M]; offsets: int64 [N + 1].
     """
@@ -50,19 +50,19 @@ class Labels:
         return np.diff(self.offsets)
 
     @property
-    def firsts(self) -> Int64[np.ndarray, " N"]:
+    def first_labels(self) -> Int64[np.ndarray, " N"]:
         """The first label of each image, 0 where it has none."""
-        firsts = np.zeros(len(self), np.int64)
+        first_labels = np.zeros(len(self), np.int64)
         labeled = self.counts > 0
-        firsts[labeled] = self.values[self.offsets[:-1][labeled]]
-        return firsts
+        first_labels[labeled] = self.values[self.offsets[:-1][labeled]]
+        return first_labels
 
     @property
-    def several(self) -> bool:
+    def is_multi_label(self) -> bool:
         """Whether any image has several labels, or none."""
         return bool((self.counts != 1).any())
 
-    def of(self, index: int) -> np.ndarray:
+    def of_image(self, index: int) -> np.ndarray:
         """The labels of one image."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
@@ -80,7 +80,7 @@ class Labels:
         return Labels(values[values >= 0], remaining[self.offsets])
 
     def join(self, other: "Labels") -> "Labels":
-        """These, then those of `other`."""
+        """These, then `other`'s."""
         offsets = np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]])
         return Labels(np.concatenate([self.values, other.values]), offsets)
 
@@ -114,7 +114,7 @@ class Entries(ABC):
 
     @abstractmethod
     def join(self, other: "Entries") -> "Entries":
-        """These, then those of `other`, which are of the same kind."""
+        """These, then `other`'s, which are of the same kind."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Entry:
@@ -145,7 +145,7 @@ class Dataset:
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
     missing here. levels: the values in the files that are black and white, as for `decode_image`. groups: a text for
     each image; images with the same one (of a patient, of a video) stay together wherever a split is drawn. from_val:
-    of "trainval", which images are those of the user's own val split.
+    of "trainval", which images are from the user's own val split.
     """
 
     name: str
@@ -230,11 +230,11 @@ class Dataset:
 
 
 def join(first: Dataset, second: Dataset) -> Dataset:
-    """The images of `first`, then those of `second`."""
+    """The images of `first`, then of `second`."""
     assert first.classes == second.classes
     assert not first.failures | second.failures, "sets are joined before their images are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
-    several = first.label_sets is not None or second.label_sets is not None
+    multi_label = first.label_sets is not None or second.label_sets is not None
     groups = [g for g in (first.groups, second.groups) if g is not None]
     if isinstance(first.entries, Entries) and isinstance(second.entries, Entries):
         entries = first.entries.join(second.entries)
@@ -245,7 +245,7 @@ def join(first: Dataset, second: Dataset) -> Dataset:
         labels=np.concatenate([first.labels, second.labels]),
         pixels=np.concatenate(pixels) if len(pixels) == 2 else None,
         entries=entries,
-        label_sets=first.all_labels.join(second.all_labels) if several else None,
+        label_sets=first.all_labels.join(second.all_labels) if multi_label else None,
         left_out=first.left_out + second.left_out,
         groups=np.concatenate(groups) if len(groups) == 2 else None,
     )

@@ -28,14 +28,14 @@ SHARD = 16_384  # training images whose thumbnails are in memory together
 CENTER = (
     0.94  # fraction of each side that the second hash of an image covers, to match the first hash of a cropped copy
 )
-COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image, and that of the other: 0 of all of it, 1 of its center
-RADIUS = 18  # most bits in which the hashes of a proposed pair differ; measured by benchmarks/dedup.py
+COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image and of the other: 0 whole, 1 center
+RADIUS = 18  # most differing bits in the hashes of a proposed pair; measured by benchmarks/dedup.py
 NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # so many lowest frequencies of a proposed pair correlate at least so much
 THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
 MAX_THRESHOLD = 0.5  # beyond this, LEVELS stops the comparison
 # Sides at which a pair is aligned one after the other, steps at each, and the distance above which it is over.
 LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
-REACH = 0.14  # most by which an alignment shifts (in halves of a side) or scales
+REACH = 0.14  # largest shift (in halves of a side) or scaling of an alignment
 
 View = tuple[bool, np.ndarray, np.ndarray]
 """Whether mirrored, thumbnails uint8 [M, S, S], and their frequencies [2, M, 64]."""
@@ -132,7 +132,7 @@ def _read_thumbnails(
         for start in range(0, len(dataset), SHARD):
             stop = min(start + SHARD, len(dataset))
             thumbs = np.stack(list(pool.map(read, range(start, stop))))
-            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also those of unreadable images
+            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also for unreadable images
             omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
             display.update(stop)
             yield start + np.flatnonzero(~blank), thumbs[~blank]
@@ -184,7 +184,7 @@ def hashes(values: Float[np.ndarray, "2 N 64"]) -> UInt64[np.ndarray, "2 N"]:
 def candidates(
     train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
-    """Pairs (train, test, bits that differ) of which a hash differs in at most RADIUS bits from one of the other's.
+    """Pairs (train, test, bits that differ) with hashes that differ in at most RADIUS bits.
 
     Every pair is compared, in blocks that stay in the processor's cache.
     """

@@ -115,9 +115,9 @@ def _split_folders(path: Path) -> dict[str, Path]:
     named = groups[""] or next((group for group in groups.values() if len(group) > 1), {})
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
-    several = len(named) > 1 and any(map(subfolders, folders))
+    has_splits = len(named) > 1 and any(map(subfolders, folders))
     alike = len(named) == 1 and len(folders) > 1
-    if alike or not (several or (folders and not others) or any(map(_holds_classes, folders))):
+    if alike or not (has_splits or (folders and not others) or any(map(_holds_classes, folders))):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")

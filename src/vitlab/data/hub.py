@@ -86,18 +86,18 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
     def read(split: str) -> Dataset:
         table = tables[splits[split]]
         image, label = _columns(references[0], chosen, name)
-        several = multi_label and hasattr(references[0].features[label], "feature")  # of a column of lists
-        classes, labels, several = _labels(table, references, label, name, splits[split], several)
+        has_lists = multi_label and hasattr(references[0].features[label], "feature")
+        classes, labels, is_multi_label = _labels(table, references, label, name, splits[split], has_lists)
         images = table.select_columns([image]).cast_column(image, type(references[0].features[image])(decode=False))
         entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
-        sets = labels if several else None
-        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=sets, folder=name)
+        sets = labels if is_multi_label else None
+        return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=name)
 
     return list(splits), read
 
 
 def _splits(tables: Sequence[str], name: str) -> dict[str, str]:
-    """Our name of a split -> that of its table. Tables of other names are logged."""
+    """Our name of a split -> name of its table. Tables of other names are logged."""
     splits: dict[str, str] = {}
     for ours, names in SPLIT_FOLDERS.items():
         for theirs in (table for table in tables if table in names):
@@ -171,17 +171,17 @@ def _labels(
     column: str,
     name: str,
     split: str,
-    several: bool = False,
+    multi_label: bool = False,
 ) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes, which are those of the tables `references`; the labels in a table's column; and whether an image may
-    have several: as `several` says, or as any image of the table or of `references` has."""
+    """The classes of the tables `references`; the labels in a table's column; and whether an image may have several:
+    as `multi_label` says, or as any image of the table or of `references` has."""
     values, counts, complete = _flat(table, column)
     others = [_flat(each, column) for each in references]
     known = np.concatenate([values for values, _, _ in others])
-    several = several or any(
+    multi_label = multi_label or any(
         bool(counts.max(initial=0) > 1) for counts in (counts, *(counts for _, counts, _ in others))
     )
-    if not len(counts) or not complete or not (several or counts.all()):
+    if not len(counts) or not complete or not (multi_label or counts.all()):
         raise UserError(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
             f"may be empty give --loss sigmoid."
@@ -204,7 +204,7 @@ def _labels(
             f"{len(classes) - 1}. (-1 is written where labels are secret: take another split.)"
         )
     labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-    return classes, labels, several
+    return classes, labels, multi_label
 
 
 def _flat(table: "datasets.Dataset", column: str) -> tuple[np.ndarray, np.ndarray, bool]:

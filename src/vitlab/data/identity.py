@@ -15,7 +15,7 @@ from vitlab.data.registry import CUSTOM
 MAX_NAMES = 100_000
 """Images of a split whose files are compared; of more, as many at even distances."""
 MAX_READ = 1_000
-"""Files of a split, at even distances, of which the last bytes are compared."""
+"""Files of a split, at even distances, whose last bytes are compared."""
 TAIL = 4096
 """Bytes of a file that are compared: its last ones, as files may begin with the same header."""
 MAX_LISTED = 100
@@ -60,7 +60,7 @@ def _by_class(dataset: Dataset) -> dict[str, str]:
     rows, read = _spread(len(dataset), MAX_NAMES), set(_spread(len(dataset), MAX_READ).tolist())
     labels, members = dataset.all_labels.take(rows), [list[tuple[str, bytes]]() for _ in dataset.classes]
     for number, row in enumerate(rows.tolist()):
-        for label in labels.of(number):
+        for label in labels.of_image(number):
             members[label].append((dataset.path(row), _content(dataset, row, row in read) + _part(dataset, row)))
     counts = np.bincount(dataset.all_labels.values, minlength=len(members)).tolist()
     checksums = [_checksum(images) for images in members]

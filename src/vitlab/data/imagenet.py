@@ -145,9 +145,10 @@ def _are_classes(labels: Any) -> bool:
 
 
 def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], left_out: int) -> Dataset:
-    """The test split of images of which any label is right."""
+    """The test split of images; any of an image's labels is right."""
     sets = Labels.of_lists([labels for _, labels in images])
-    dataset = Dataset(name, "test", NUMBERS, sets.firsts, entries=[entry for entry, _ in images], left_out=left_out)
+    entries, labels = [entry for entry, _ in images], sets.first_labels
+    dataset = Dataset(name, "test", NUMBERS, labels, entries=entries, left_out=left_out)
     return dataclasses.replace(dataset, label_sets=sets, alternatives=True)
 
 
@@ -225,9 +226,9 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
         for folder, label in labels.items()
         if label in shared
     }
-    if len(classes) != SHARED_CLASSES or any(len(one) != 1 for several in classes.values() for one in several):
+    if len(classes) != SHARED_CLASSES or any(len(one) != 1 for texts in classes.values() for one in texts):
         raise UserError(
             f"{mappings} does not map each of {SHARED_CLASSES} folders to classes of ImageNet: unpack it again. "
             f"{_terms('objectnet')}"
         )
-    return {folder: [number for (number,) in several] for folder, several in classes.items()}
+    return {folder: [number for (number,) in same_name] for folder, same_name in classes.items()}

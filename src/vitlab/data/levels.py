@@ -33,8 +33,8 @@ def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
 def measure_range(dataset: Dataset) -> Levels:
     """The lowest and the highest value in the files of a data set, but for TAIL of the pixels of each image.
 
-    Of color and of 8 bits it is that of the decoded channels. Raises UserError for images that are not in files, and
-    where none can be read.
+    For color and for 8 bits: of the decoded channels. Raises UserError for images that are not in files, and where
+    none can be read.
     """
     if not dataset.entries or not dataset.entries[0].size:
         raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
@@ -70,7 +70,7 @@ def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
 
 
 def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float]]:
-    """Lowest and highest value of up to `count` readable images; with `deep` only of those of 16 bits."""
+    """Lowest and highest value of up to `count` readable images; with `deep` only of images of 16 bits."""
     by_class = np.argsort(dataset.labels, kind="stable")
     chosen = by_class[np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))]
     ranges = []

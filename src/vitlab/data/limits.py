@@ -93,8 +93,8 @@ def _jpeg_parts(data: bytes) -> tuple[int, int, bytes]:
             at += 1
             continue
         if kind == 0xDA:  # start of a scan
-            several = progressive or data[at + 4] < components
-            return parts, data.count(b"\xff\xda", at) if several else 1, exif
+            many_scans = progressive or data[at + 4] < components
+            return parts, data.count(b"\xff\xda", at) if many_scans else 1, exif
         if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # start of the frame
             components, progressive = data[at + 9], kind > 0xC1
         if kind == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":

@@ -76,7 +76,7 @@ class Batch:
 
 
 def epoch_order(dataset: Dataset, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """A permutation of 0..n-1: that of the entries if they have one, as shards at an address do."""
+    """A permutation of 0..n-1: the entries' own if they have one, as shards at an address do."""
     order = dataset.entries.order(seed, epoch) if isinstance(dataset.entries, Entries) else None
     if order is not None:
         return order
@@ -137,7 +137,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """The examples `indices` (default: all in the set's order), each once. The last batch may be smaller.
 
-    Settings as for `train_batches`; augmentation and `uniforms` are those of seed 0 and of `epoch`, so that an image
+    Settings as for `train_batches`; augmentation and `uniforms` are drawn for seed 0 and `epoch`, so that an image
     always has the same.
     """
     indices = np.arange(len(dataset)) if indices is None else indices

@@ -33,7 +33,7 @@ _CONTENT = {
     "shards": "a folder of shards named train-*.tar",
 }
 PARTIAL = ("imagenet", "imagenet_real")
-"""The data sets of which test images may be missing (`partial`)."""
+"""The data sets whose test images may be missing (`partial`)."""
 
 
 def load_dataset(
@@ -45,8 +45,8 @@ def load_dataset(
     download: bool = True,
     on_error: str = "raise",
     exclude: str | os.PathLike[str] | None = None,
-    part: float | None = None,
-    part_seed: int = 0,
+    subset_fraction: float | None = None,
+    subset_seed: int = 0,
     seed: int = 0,
     whole_train: bool = False,
     partial: bool = False,
@@ -64,8 +64,8 @@ def load_dataset(
     classes: the names or numbers of the classes to keep, as `keep_classes` does.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
     exclude: a list of images to leave out, as `vitlab duplicates` writes it.
-    part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so
-    that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
+    subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split (see
+    `stratified_subset`). A smaller subset is contained in every larger one; `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
     read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
@@ -80,8 +80,8 @@ def load_dataset(
     if not len(dataset):
         unit = "images" if dataset.groups is None else "groups of images"
         raise UserError(f"{name}: no class of train has enough {unit} to cut a {split} split from it; add some")
-    if part is not None:
-        dataset = stratified_subset(dataset, part, part_seed)
+    if subset_fraction is not None:
+        dataset = stratified_subset(dataset, subset_fraction, subset_seed)
     if classes is not None:
         dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:

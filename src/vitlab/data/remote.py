@@ -87,10 +87,10 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
 
 
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """An order of images, given the shard of each, in which at most `window` shards are in use at a time.
+    """An order of images, given the shard of each, that uses at most `window` shards at a time.
 
     Shards begin one after the other, in another order for every epoch; the time of an image is drawn uniformly between
-    the beginning of its shard and that of the `window`-th after it. If there are at most `window` shards, all begin at
+    the beginnings of its shard and of the `window`-th after it. If there are at most `window` shards, all begin at
     once.
     """
     _, number = np.unique(shard, return_inverse=True)
@@ -119,7 +119,7 @@ class RemoteEntries(ShardEntries):
         return window_order(self.locations.shard[self.rows], WINDOW, seed, epoch)
 
     def read_ahead(self, batches: Iterator[BatchIndices]) -> Iterator[BatchIndices]:
-        """Each batch once its shards are cached, while those of the next batches are downloaded: of as many batches as
+        """Each batch once its shards are cached, while the next batches' shards are downloaded: of as many batches as
         a shard has images for. So this process waits for the server, and not a DataLoader worker."""
         names, shard = self.locations.shards, self.locations.shard
         mean = len(self.rows) / len(np.unique(shard[self.rows]))

@@ -95,7 +95,7 @@ def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
         "letters": locations.names,
         "lengths": locations.lengths,
         "labels": labels.values.astype(np.int32),
-        "counts": labels.counts.astype(np.uint32) if labels.several else np.empty(0, np.uint32),
+        "counts": labels.counts.astype(np.uint32) if labels.is_multi_label else np.empty(0, np.uint32),
     }
     write_arrays(path, arrays)
 

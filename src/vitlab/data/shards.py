@@ -142,8 +142,8 @@ def create_split(
     if (top := labels.values.max(initial=-1)) >= len(classes):
         path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
         raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-    label_sets = labels if labels.several or train.several else None
-    return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=label_sets, folder=entries.folder)
+    sets = labels if labels.is_multi_label or train.is_multi_label else None
+    return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=entries.folder)
 
 
 def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) -> tuple[Locations, Labels]:

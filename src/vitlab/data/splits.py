@@ -105,7 +105,7 @@ def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     Deviation: the paper's subsets of JFT are not stratified.
     """
     if not 0 < fraction <= 1:
-        raise UserError(f"part is {fraction}; it is a fraction of each class of the split, in (0, 1], or None for all.")
+        raise UserError(f"subset_fraction is {fraction}; give a fraction of each class in (0, 1], or None for all.")
     strata = dataset.labels if dataset.from_val is None else 2 * dataset.labels + dataset.from_val
     order, rank = _shuffled_ranks(strata, seed, Stream.SUBSET)
     counts = np.maximum(np.rint(fraction * np.bincount(strata)), 1)

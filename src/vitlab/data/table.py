@@ -72,7 +72,7 @@ def metadata_splits(
         classes = [folder for folder in subfolders(root) if folder.lower() not in _SPLITS]
         if len(classes) > 1:
             file = quoted(str(tables[root]))
-            warn_once(f"the labels are those of {file}; the folders {first_ten(classes)} are not read as classes")
+            warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
         if extra := [f for f in images_below(root) if os.path.abspath(f) not in listed]:  # noqa: PTH100
             warn_once(f"{quoted(str(tables[root]))} lists no label of {len(extra)} images: {first_ten(extra)}")
     return _splits(rows, path, name, multi_label)
@@ -84,7 +84,7 @@ def _folders_with_metadata(root: Path) -> list[Path]:
     if not any(map(_labeled, below)):
         return [root]
     tables = first_ten([str(folder) for folder in below if _labeled(folder)])
-    warn_once(f"the labels are those of the metadata in {tables}; the names of the folders are not read as classes")
+    warn_once(f"the labels are from the metadata in {tables}; the names of the folders are not read as classes")
     return [folder for folder in below if images_below(folder)]
 
 
@@ -99,8 +99,8 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
         raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
     classes = natural_order(known)
     index = {label: i for i, label in enumerate(classes)}
-    several = multi_label or any(len(row.labels) > 1 for row in rows)
-    if (unlabeled := [row.file for row in rows if not row.labels]) and not several:
+    multi_label = multi_label or any(len(row.labels) > 1 for row in rows)
+    if (unlabeled := [row.file for row in rows if not row.labels]) and not multi_label:
         raise UserError(
             f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}; remove these rows, or "
             f"where an image may have several classes or none, give --loss sigmoid"
@@ -119,9 +119,9 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
             name,
             split,
             classes,
-            labels.firsts,
+            labels.first_labels,
             entries=[Entry(row.file) for row in part],
-            label_sets=labels if several else None,
+            label_sets=labels if multi_label else None,
             folder=str(folder),
             groups=groups if any(row.group for row in rows) else None,
         )
@@ -131,10 +131,10 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
 
 def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     """The first row of each file; rows that repeat it are logged. Raises UserError for those that contradict it."""
-    firsts: dict[str, Row] = {}
+    first_rows: dict[str, Row] = {}
     repeated, contradictory = [], []
     for row in rows:
-        first = firsts.setdefault(os.path.abspath(row.file), row)  # noqa: PTH100  (of x/../a.jpg and a.jpg)
+        first = first_rows.setdefault(os.path.abspath(row.file), row)  # noqa: PTH100  (of x/../a.jpg and a.jpg)
         if first is not row and (set(first.labels), first.split) == (set(row.labels), row.split):
             repeated.append(row.file)
         elif first is not row:
@@ -147,7 +147,7 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
         )
     if repeated:
         warn_once(f"{quoted(name)} lists {len(repeated)} images again, which are read once: {first_ten(repeated)}")
-    return list(firsts.values())
+    return list(first_rows.values())
 
 
 def _labeled(folder: Path) -> Path | None:
@@ -160,7 +160,7 @@ def _labeled(folder: Path) -> Path | None:
 
 
 def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
-    """The images of a table; `split` is that of all, or "" if the table says it. Raises UserError."""
+    """The images of a table; `split` is the split of all, or "" if the table says it. Raises UserError."""
     names, records = read_table(path)
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
@@ -278,7 +278,7 @@ def _likely_separator(labels: Collection[str]) -> str:
 
 
 def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
-    """`rows`; if none of their files is where it should be, with those of the same name below the folder.
+    """`rows`; if none of their files is where it should be, with files of the same name below the folder.
 
     The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
     """

@@ -85,7 +85,7 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
     used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}
     rest = [column for column in columns if column not in used and not _INDEX.fullmatch(column.lower())]
     if not file:
-        problem = "none of them is named as that of the image files: name it file"
+        problem = "none of them is named as a column of image files: name it file"
     elif label or len(rest) == 1:
         return Columns(file, (label or rest[0],), False, split, group)
     elif not rest:
@@ -112,7 +112,7 @@ def _only(columns: Sequence[str], names: Iterable[Sequence[str]], where: str) ->
 
 
 def read_table(path: Path) -> tuple[list[str], Records]:
-    """The columns of a table (of `.jsonl`, those of all its lines) and its rows. Raises UserError."""
+    """The columns of a table (of `.jsonl`, of all its lines) and its rows. Raises UserError."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     try:

@@ -49,7 +49,7 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 class ShardSettings(Checked):
     """How a data set is written.
 
-    size: the shorter side in pixels to which larger images are resized, as JPEG of `quality`; None keeps all bytes.
+    size: the shorter side in pixels of larger images after resizing, as JPEG of `quality`; None keeps all bytes.
     records: images of each tar at most.
     """
 
@@ -139,7 +139,7 @@ def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, 
         smaller = Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS)
         return "jpg", _save(smaller, "JPEG", quality=settings.quality)
     entry = dataset.entries[index] if dataset.entries else None
-    # Encoded bytes are copied, but not those of images in memory (size 0) or with a border to crop (ObjectNet).
+    # Encoded bytes are copied, but not for images in memory (size 0) or with a border to crop (ObjectNet).
     if entry is not None and entry.size and not entry.edge:
         data = entry.data()
         if suffix := SUFFIXES.get(Image.open(io.BytesIO(data)).format or ""):
@@ -168,7 +168,7 @@ def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: Shard
                     continue
                 members = {"cls": str(int(dataset.labels[index])).encode()}
                 if dataset.label_sets is not None:
-                    members["labels.json"] = json.dumps(dataset.label_sets.of(index).tolist()).encode()
+                    members["labels.json"] = json.dumps(dataset.label_sets.of_image(index).tolist()).encode()
                 for suffix, data in (*members.items(), image):
                     info = tarfile.TarInfo(f"{index:08d}.{suffix}")  # without time and owner
                     info.size = len(data)

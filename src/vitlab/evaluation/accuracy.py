@@ -295,7 +295,7 @@ def evaluate_checkpoint(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> Evaluation:
-    """Evaluates a checkpoint on a data set, by default that of its metadata, with its own preprocessing.
+    """Evaluates a checkpoint on a data set, by default its metadata's, with its own preprocessing.
 
     `resize` overrides the resize of the checkpoint and of the data set (ObjectNet has one), `partial` is as in
     `load_dataset`; `log` receives a description of the preprocessing. Images that cannot be read are skipped and

@@ -56,7 +56,7 @@ def choose_rejection(
     """The smallest threshold at which the accuracy of the accepted images is at least `target`; None if there is none.
 
     Accepted are images whose confidence is at least the threshold: 0 accepts all, any other threshold is one of
-    `confidences`. The images must be held out: neither trained on, nor those of the test whose accuracy is reported.
+    `confidences`. The images must be held out: neither trained on, nor in the test whose accuracy is reported.
     Selective classification: Geifman and El-Yaniv 2017.
     """
     order = np.argsort(-confidences, kind="stable")

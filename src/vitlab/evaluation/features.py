@@ -128,7 +128,7 @@ def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int)
 
 
 def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]) -> Preprocessing:
-    """The preprocessing of a frozen model: the checkpoint's; for Google's, that of its few-shot evaluation.
+    """The preprocessing of a frozen model: the checkpoint's; for Google's, as in its few-shot evaluation.
 
     That is big_vision's `resize(256)|central_crop(224)`, in proportion: both sides bilinear, without antialiasing.
     """
@@ -185,8 +185,8 @@ def write_features(
     written = features_of(images)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":
-        several = images.label_sets and images.label_sets.multi_hot(written.indices, len(images.classes))
-        labels = written.labels if several is None else several
+        multi_hot = images.label_sets and images.label_sets.multi_hot(written.indices, len(images.classes))
+        labels = written.labels if multi_hot is None else multi_hot
         arrays = {"features": written.x, "files": np.array(files), "labels": labels}
         write_arrays(out, arrays | {"classes": np.array(images.classes)})
     elif world.is_rank_0:
@@ -194,8 +194,8 @@ def write_features(
         import pyarrow.parquet
 
         # Parquet is UTF-8; the names of files and folders may be any bytes.
-        labels = map(images.all_labels.of, written.indices.tolist())
-        names = ["|".join(images.classes[label] for label in several) for several in labels]
+        label_lists = map(images.all_labels.of_image, written.indices.tolist())
+        names = ["|".join(images.classes[label] for label in labels) for labels in label_lists]
         files, names = ([text.encode(errors="backslashreplace").decode() for text in part] for part in (files, names))
         rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
         with replacing_file(out) as file:

@@ -39,7 +39,7 @@ class LinearHead:
     accuracy: float
     """Fraction of images whose highest score is (one of) their label(s)."""
     loss: float
-    """Cross-entropy, of several labels per image that of each class by itself."""
+    """Cross-entropy; with several labels per image, binary for each class."""
     reject_below: float | None
     """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
@@ -91,12 +91,12 @@ def least_squares_head(
     logits = scores(l2) * scale
     confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
-    accuracy, threshold, several = float(correct.double().mean()), None, {}
+    accuracy, threshold, multi_label_scores = float(correct.double().mean()), None, {}
     if target.ndim == 1:
         threshold = choose_rejection(confidence.numpy(), correct.numpy())
     else:
         hot, held_out = target.numpy(), logits.numpy().astype(np.float32)
-        several = {
+        multi_label_scores = {
             "mean_average_precision": mean_average_precision(hot, held_out),
             THRESHOLDS: choose_thresholds(hot, held_out),
         }
@@ -107,7 +107,7 @@ def least_squares_head(
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight
     arrays = weight.T.astype(np.float32), bias.astype(np.float32)
-    return LinearHead(*arrays, l2, accuracy, loss, threshold, **several)
+    return LinearHead(*arrays, l2, accuracy, loss, threshold, **multi_label_scores)
 
 
 def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:

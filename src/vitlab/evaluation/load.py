@@ -93,7 +93,7 @@ def evaluation_batches(
     indices: np.ndarray | None = None,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
-    """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
+    """A context with `model` in evaluation mode; yields the batches of this rank, on the model's device.
 
     Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
     Each rank takes its shard of the images, or those with `indices`. `epoch` and `num_uniforms` are as in

@@ -1,4 +1,4 @@
-"""Evaluation of masked patch prediction: metrics beside those of the best constant prediction.
+"""Evaluation of masked patch prediction: metrics beside the best constant prediction's.
 
 The corruption of an image depends on its position in its split alone, so that all evaluations are of the same patches.
 """

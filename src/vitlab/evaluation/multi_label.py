@@ -14,7 +14,7 @@ from vitlab.weights.folder import THRESHOLDS
 
 DEFAULT_THRESHOLD = 0.5
 MIN_POSITIVES = 10
-"""Images with a label from which it has a threshold of its own; rarer labels share that of all labels together."""
+"""Minimum images of a label for a threshold of its own; rarer labels share one threshold of all labels together."""
 
 
 def average_precisions(labels: Bool[np.ndarray, "n K"], scores: Float[np.ndarray, "n K"]) -> list[float | None]:
@@ -35,7 +35,7 @@ def mean_average_precision(labels: Bool[np.ndarray, "n K"], scores: Float[np.nda
 
 
 def choose_thresholds(labels: Bool[np.ndarray, "n K"], logits: Float32[np.ndarray, "n K"]) -> list[float]:
-    """The probability from which each label is set: that of the highest F1 on these images, which must be held out.
+    """The probability from which each label is set. It has the highest F1 on these images, which must be held out.
 
     It lies halfway between two probabilities; of equal F1 the highest is taken. For few images of a label F1 says
     little: those with fewer than MIN_POSITIVES share the threshold of the highest F1 over all decisions.

@@ -16,9 +16,9 @@ class ModelOptions(Checked):
     """How a checkpoint is loaded."""
 
     image_size: int | None = None
-    """Image side in pixels, by default that of the checkpoint's preprocessing. Position embeddings are interpolated."""
+    """Image side in pixels, by default as in the checkpoint's preprocessing. Position embeddings are interpolated."""
     interpolation: Interpolation | None = None
-    """Interpolation of position embeddings, by default that of the checkpoint's own library."""
+    """Interpolation of position embeddings, by default as in the checkpoint's own library."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and activations; bfloat16 is faster on a GPU and some CPUs, and rounds."""
     device: str = "auto"

@@ -80,8 +80,8 @@ def predict(
     if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
-    several, thresholds = bool(loaded.metadata.get("multi_label")), None
-    if several and reject_below is not None:
+    multi_label, thresholds = bool(loaded.metadata.get("multi_label")), None
+    if multi_label and reject_below is not None:
         raise UserError(
             f"{checkpoint} has several labels for an image, each set from a threshold of its own, so that reject_below "
             f"does not apply; leave it out."
@@ -95,7 +95,7 @@ def predict(
     names = class_names(loaded.metadata, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
     log(f"images: {loaded.preprocessing.describe()}")
-    if several:
+    if multi_label:
         thresholds = stored_thresholds(loaded.metadata, config.num_classes)
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
@@ -109,7 +109,7 @@ def predict(
                 logits = model(pixels).float()
             classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
             values = class_probabilities(logits, loaded.metadata).gather(1, classes)
-            sets = labels_of(logits, thresholds, names) if several else [None] * len(batch)
+            sets = labels_of(logits, thresholds, names) if multi_label else [None] * len(batch)
             for (path, _), row, numbers, labels in zip(batch, values.tolist(), classes.tolist(), sets, strict=True):
                 if not all(map(math.isfinite, row)):
                     yield Prediction(path, error=f"the model's outputs are not finite in {options.precision}")
@@ -160,23 +160,23 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     what is done is kept when the command ends early. Unreadable images before the first prediction, from which the
     number of columns is known, follow with it.
     """
-    waiting, columns, is_new, several = list[Prediction](), 0, not path.exists(), False
+    waiting, columns, is_new, multi_label = list[Prediction](), 0, not path.exists(), False
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
 
         def write_waiting(width: int) -> None:
-            nonlocal columns, several
+            nonlocal columns, multi_label
             if not columns:
                 if file.seekable():
                     file.truncate(0)
                 ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
-                columns, several = len(ranked), waiting[-1].labels is not None
-                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * several))
+                columns, multi_label = len(ranked), waiting[-1].labels is not None
+                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * multi_label))
             for prediction in waiting:
                 cells = [cell for pair in prediction.top for cell in pair] or [""] * columns
                 row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
-                row += ["|".join(prediction.labels or ())] * several
+                row += ["|".join(prediction.labels or ())] * multi_label
                 table.writerow(as_cells(row))
             waiting.clear()
             file.flush()

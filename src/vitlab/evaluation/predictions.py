@@ -48,9 +48,9 @@ def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> N
 
 def _as_cells(labels: Labels, classes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """The indices and the names of each image's labels."""
-    lists = [labels.of(row).tolist() for row in range(len(labels))]
-    names = ["|".join(classes[label] for label in several) for several in lists]
-    return [" ".join(map(str, several)) for several in lists], names
+    lists = [labels.of_image(row).tolist() for row in range(len(labels))]
+    names = ["|".join(classes[label] for label in labels) for labels in lists]
+    return [" ".join(map(str, labels)) for labels in lists], names
 
 
 def _of_cells(cells: np.ndarray) -> Labels:
@@ -75,14 +75,14 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         evaluation = Evaluation(
             classes,
             columns["index"].astype(np.int64),
-            sets.firsts,
+            sets.first_labels,
             predictions,
             columns["confidence"].astype(np.float32),
             columns["loss"].astype(np.float32),
             correct=columns["correct"].astype(np.int64) > 0,
             in_top5=columns["top5"].astype(np.int64) > 0,
             skipped=0,
-            label_sets=sets if sets.several else None,
+            label_sets=sets if sets.is_multi_label else None,
             predicted_sets=_of_cells(columns["set_label_index"]) if "set_labels" in columns else None,
         )
     except (ValueError, IndexError, csv.Error) as error:

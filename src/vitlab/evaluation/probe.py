@@ -91,7 +91,7 @@ def linear_probe(
         if not len(held):
             raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
         model = None
-        for value in sorted(l2, reverse=True):  # each fit starts from that of the next stronger penalty
+        for value in sorted(l2, reverse=True):  # each fit starts from the next stronger penalty's
             model = _fit(train_x[fit], labels[fit], value, model)
             held_out[value] = float((model.predict(val_x[held]) == held_labels).mean())
         best = max(held_out, key=lambda value: held_out[value])
@@ -124,7 +124,7 @@ def probe_checkpoint(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
-    """Probes a checkpoint on a data set; preprocessing and feature cache are those of few-shot evaluation.
+    """Probes a checkpoint on a data set; preprocessing and feature cache are the few-shot evaluation's.
 
     Returns plain data: the `accuracies` by k, or the result of `linear_probe`. `ks` is for "knn", `l2` for "linear".
     Raises UserError for bad settings, data or weights.

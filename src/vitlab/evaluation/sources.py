@@ -71,7 +71,7 @@ def read_image(source: ImageSource | UserError, name: str, levels: Levels | None
 
 
 def _expand(source: ImageSource, count: int) -> Iterator[tuple[str, ImageSource]]:
-    """The images of one source, of which those in memory are numbered from `count`."""
+    """The images of one source; images in memory are numbered from `count`."""
     name = f"image {count}"
     if isinstance(source, (str, Path)):
         yield from _files(str(source))

@@ -26,7 +26,7 @@ def format_evaluation(record: dict[str, Any]) -> str:
 
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
     columns = ("class", "images", "recall", "accuracy", "precision")
-    if several := "f1" in record:
+    if multi_label := "f1" in record:
         columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
     titles = {name: name.replace("_", " ") for name in columns}
     table = format_table([{titles[name]: cell(name, row[name]) for name in columns if name in row} for row in rows])
@@ -45,5 +45,5 @@ def format_evaluation(record: dict[str, Any]) -> str:
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
-    thresholds = f"\nthresholds: {record['thresholds']}" if several else ""
+    thresholds = f"\nthresholds: {record['thresholds']}" if multi_label else ""
     return f"{table}\n{' · '.join(parts)}{thresholds}"

@@ -19,7 +19,7 @@ from vitlab.models.config import ViTConfig
 from vitlab.train.microbatch import StepCost
 
 SHORT = 120.0
-"""Seconds up to which no shorter settings are suggested."""
+"""Jobs of fewer seconds get no suggestion of shorter settings."""
 REPORT_SECONDS, REPORT_IMAGES = 12.0, 200
 """What a report takes on two cores, and images that pass through the model for it."""
 SHORT_REPORT_SECONDS = 6.0

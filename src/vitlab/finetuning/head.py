@@ -29,7 +29,7 @@ from vitlab.evaluation.summary import headline
 from vitlab.models.vit import Model
 from vitlab.rng import Stream
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
-from vitlab.runs.run import Execution, evaluate_split, evaluation_options, run_settings, write_run
+from vitlab.runs.run import RunContext, evaluate_split, evaluation_options, run_settings, write_run
 from vitlab.runs.splits import Splits
 from vitlab.train.loop import train_transform
 from vitlab.train.objectives import classification_loss
@@ -48,7 +48,7 @@ class JobInputs:
     init_id: str
     splits: Splits
     config: FinetuneConfig
-    execution: Execution
+    context: RunContext
     log: Callable[[str], None]
 
 
@@ -125,7 +125,7 @@ class LinearStage(JobInputs):
 
     @functools.cached_property
     def _model(self) -> Model:
-        device = self.execution.device
+        device = self.context.device
         model = init_from_checkpoint(self.checkpoint, self.config.model)
         return model.to(device, frozen_dtype(self.config.precision, device))
 
@@ -135,8 +135,8 @@ class LinearStage(JobInputs):
         return self._features(description, augmentation=transform, epoch=view)
 
     def _features(self, description: str, **options: Any) -> Features:
-        loader = evaluation_options(self.config, self.execution.device)
-        where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.execution.world}
+        loader = evaluation_options(self.config, self.context.device)
+        where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.context.world}
         train, chosen = self.splits.train, self._images
         train = train if len(chosen) == len(train) else train.take(chosen)
         computed = features(self._model, train, loader, description=description, **where, **options)
@@ -158,7 +158,7 @@ class LinearStage(JobInputs):
         return self.plain_head if indices is None else self._fit([self.plain], indices)
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        train, world, rows = self.splits.train, self.execution.world, self._rows(indices)
+        train, world, rows = self.splits.train, self.context.world, self._rows(indices)
         refit = indices is None or not _has_val(train)
         if not refit:  # l2 and scale are chosen on val, which `indices` leave out
             rows = self._rows()
@@ -186,7 +186,7 @@ class LinearStage(JobInputs):
 
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
-        config, world = self.config.single(), self.execution.world
+        config, world = self.config.single(), self.context.world
         settings = run_settings("finetune", self.init_id, self.splits, config) | {"trained": "head"}
         with Workdir(path, settings, tensorboard=False, world=world) as folder:
             if folder.finished:
@@ -195,7 +195,7 @@ class LinearStage(JobInputs):
             if images < (count := len(self.splits.train)):
                 self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
             self.log(f"least-squares head: {self.chosen_on} {headline(vars(head))}")
-            model = self.classifier().to(self.execution.device)
+            model = self.classifier().to(self.context.device)
             test = evaluate_split(config, model, self.splits.test, world).with_thresholds(head.label_thresholds)
             self.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}

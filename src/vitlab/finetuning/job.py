@@ -39,7 +39,7 @@ from vitlab.weights.folder import THRESHOLDS
 
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
-"""Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
+"""Weights of the fine-tuned model to try in an average with the least-squares head, besides 1."""
 ALPHA_WITHOUT_SWEEP = 0.25
 """It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
 
@@ -71,11 +71,11 @@ class FinetuneJob(JobInputs):
 
     def measure_step(self, train: bool = True) -> StepCost:
         """The cost of a micro-batch, measured by rank 0; see `train.microbatch.measure_step`."""
-        config, world = self.config, self.execution.world
+        config, world = self.config, self.context.world
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            cost = measure_step(config.single(), model, self.execution.device, world.world_size, train)
+            cost = measure_step(config.single(), model, self.context.device, world.world_size, train)
             return dataclasses.asdict(cost)
 
         return StepCost(**world.broadcast_object(measure))
@@ -89,7 +89,7 @@ class FinetuneJob(JobInputs):
         return loss
 
     def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:
-        """The model that a run starts from; `indices` are those of its training images, if it does not have all."""
+        """The model that a run starts from; `indices`: its training images, if it does not have all."""
         config, generator = self.config, torch.Generator().manual_seed(seed)
         if config.from_scratch:
             model = build_model(config.model, generator=generator)
@@ -127,18 +127,18 @@ class FinetuneJob(JobInputs):
         if self.config.head is not None and alpha < 1:
             head = functools.cache(self.linear.classifier)  # not fitted for a finished run
             options["finish"] = lambda model: average_weights(head(), model, alpha)
-        return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
+        return run(config, path, self.splits, create_model, "finetune", self.context, **options).result
 
     def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
 
-        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which. Without
+        With a `head`, they belong to the average of weights with the lowest loss, and `alpha` says which. Without
         `refit`, its model is saved.
         """
-        splits, execution = self.sweep_splits, self.execution
+        splits, context = self.sweep_splits, self.context
         config, split = self.sweep_config(lr), splits.val.split
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
-        with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
+        with Workdir(path, settings, tensorboard=context.tensorboard, world=context.world) as folder:
             if not folder.finished:
                 if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
                     folder.corrupt.clear()
@@ -160,15 +160,15 @@ class FinetuneJob(JobInputs):
         source, config = sweep_folder(workdir, lr), self.sweep_config(lr)
         splits = dataclasses.replace(self.sweep_splits, test=self.splits.test, unreadable=self.splits.unreadable)
         settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
-        execution = self.execution
-        with Workdir(workdir / "run-0", settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
+        context = self.context
+        with Workdir(workdir / "run-0", settings, tensorboard=context.tensorboard, world=context.world) as folder:
             if folder.finished:
                 return folder.read_result()
             folder.truncate_logs(-1)
             for record in read_log(source / METRICS):
                 folder.log(METRICS, record.pop("step"), record)
-            model = load_model(source / "model").to(execution.device)
-            test = evaluate_split(config, model, splits.test, execution.world)
+            model = load_model(source / "model").to(context.device)
+            test = evaluate_split(config, model, splits.test, context.world)
             test = test.with_thresholds(self.thresholds(workdir, score))
             return write_run(config, folder, splits, model, test, self.init_id)
 
@@ -179,23 +179,23 @@ class FinetuneJob(JobInputs):
 
     def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
         """The record of a run of the sweep on the held-out split; None if it diverged."""
-        splits, execution = self.sweep_splits, self.execution
+        splits, context = self.sweep_splits, self.context
         rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
         create_model, description = functools.partial(self.create_model, config.seed, rest), f"rate {config.optim.lr:g}"
         try:
-            model, evaluation = train_and_evaluate(config, folder, splits, create_model, execution, description)
+            model, evaluation = train_and_evaluate(config, folder, splits, create_model, context, description)
         except NonFiniteError as error:
             self.log(str(error))
             return None
         if evaluation is None:
-            evaluation = evaluate_split(config, model, splits.val, execution.world)
+            evaluation = evaluate_split(config, model, splits.val, context.world)
         evaluations, record = {1.0: evaluation}, {}
         head = self.linear.classifier(rest) if self.config.head is not None else None
         if head is not None:
-            dtype = frozen_dtype(config.precision, execution.device)
+            dtype = frozen_dtype(config.precision, context.device)
             for alpha in ALPHAS:
                 average = average_weights(head, model, alpha).to(dtype)
-                evaluations[alpha] = evaluate_split(config, average, splits.val, execution.world)
+                evaluations[alpha] = evaluate_split(config, average, splits.val, context.world)
             record["alpha"] = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
             evaluation = evaluations[record["alpha"]]
         # The last update may diverge.
@@ -224,7 +224,7 @@ class FinetuneJob(JobInputs):
     def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Sweep and runs, each in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
         settings = run_settings("finetune", self.init_id, self.splits, self.config) | {"reasons": self.reasons}
-        with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
+        with Workdir(workdir, settings, tensorboard=False, world=self.context.world) as folder:
             self.log(f"settings: {workdir / 'config.json'}")
             if not folder.finished:
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
@@ -234,11 +234,11 @@ class FinetuneJob(JobInputs):
 
     def _with_saved_microbatch(self, folder: Workdir) -> "FinetuneJob":
         """The job with the micro-batch of its first start, so that all of its runs have the same."""
-        if (measured := self.execution.microbatch) is None:
+        if (measured := self.context.microbatch) is None:
             return self
         unused = nn.Identity()  # a model is only needed where none is measured
-        size = choose_microbatch(self.config.single(), folder, unused, self.execution.device, measured)
-        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, microbatch=size))
+        size = choose_microbatch(self.config.single(), folder, unused, self.context.device, measured)
+        return dataclasses.replace(self, context=dataclasses.replace(self.context, microbatch=size))
 
     def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
         config, workdir = self.config, folder.path
@@ -292,7 +292,7 @@ def sweep_folder(workdir: Path, lr: float) -> Path:
 
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
-    """A model whose weights are (1 - alpha) those of `head` and alpha those of `tuned` (WiSE-FT, Wortsman et al.
+    """A model with the weights (1 - alpha) `head` + alpha `tuned` (WiSE-FT, Wortsman et al.
     2022), on the device of `tuned`."""
     model = copy.deepcopy(tuned)
     for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
@@ -307,7 +307,7 @@ def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """The tests of the final runs, or that of the least-squares head, for result.json."""
+    """The tests of the final runs, or the least-squares head's, for result.json."""
     summary: dict[str, Any] = {
         "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)]
     }
@@ -320,8 +320,8 @@ def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> di
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """That with the highest mean average precision, if scores have it, else accuracy; ties: lowest loss, then
-    smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
+    """Best score by mean average precision, else accuracy; ties: lowest loss, then smallest learning rate. Scores with
+    an `alpha`, which the loss has chosen: the lowest loss."""
 
     def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
         accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])

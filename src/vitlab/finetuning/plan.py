@@ -50,7 +50,7 @@ def fit_budget(
     images: Images,
     measure: Measure,
     seconds: int | float,
-    open_settings: Collection[str] = ("model.image_size", "head_views", "refit", "runs", "data.part"),
+    open_settings: Collection[str] = ("model.image_size", "head_views", "refit", "runs", "data.subset_fraction"),
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
@@ -115,7 +115,7 @@ def fit_budget(
         return adapt_to_epochs(planned, images.train, {*open_settings} - {"refit"})
     shortest = _shortest(candidates[-1], images, all_views[-1], alone="runs" in open_settings)
     time_size(shortest, train=False)
-    smallest = {"runs", "data.part"} <= {*open_settings}
+    smallest = {"runs", "data.subset_fraction"} <= {*open_settings}
     return _subset(shortest, images, estimate(shortest), available() if smallest else 0.0, elapsed(), smallest)
 
 
@@ -227,8 +227,8 @@ def _subset(
     train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
     if (train := max(train, 2 * config.model.num_classes)) >= images.train:
         return config
-    part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
-    return replace(config, data=replace(config.data, part=part))
+    part = math.floor(1e6 * (config.data.subset_fraction or 1) * train / images.train) / 1e6
+    return replace(config, data=replace(config.data, subset_fraction=part))
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -28,7 +28,7 @@ from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.resolve import Facts, Reason, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
 from vitlab.runs.init_from_checkpoint import fingerprint
-from vitlab.runs.run import Execution
+from vitlab.runs.run import RunContext
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
@@ -70,11 +70,11 @@ def sweep_and_finetune(
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
-    execution = Execution(choose_device(world.device(device)), tensorboard, world)
-    facts = Facts(execution.device.type, source.config, preprocessing, image_size, interpolation)
+    context = RunContext(choose_device(world.device(device)), tensorboard, world)
+    facts = Facts(context.device.type, source.config, preprocessing, image_size, interpolation)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     resolved, splits = _resolve(config, facts, workdir, open_settings, budget is not None, log, world)
-    job = FinetuneJob(checkpoint, init_id, splits, resolved.config, execution, log, reasons=resolved.reasons)
+    job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, reasons=resolved.reasons)
     job = _check_held_out(job, open_settings)
     job = _without_unreadable(_plan(job, workdir, budget, started, open_settings), open_settings)
     config = job.config
@@ -106,7 +106,7 @@ def _resolve(
     log: Log,
     world: World,
 ) -> tuple[Resolved[FinetuneConfig], Splits]:
-    """The settings of the job, which an interrupted one keeps, and its images. `facts` are those of the checkpoint."""
+    """The settings of the job, which an interrupted one keeps, and its images. `facts` are the checkpoint's."""
     if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
         raise UserError(
             f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
@@ -188,7 +188,7 @@ def _plan(
 ) -> FinetuneJob:
     """The job with the `open_settings` that a plan chooses, for the `budget` if there is one and no plan in `workdir`,
     and with the measured micro-batch. Logs what the job will take, unless it is finished."""
-    world, device, splits, wanted = job.execution.world, job.execution.device, job.splits, job.config
+    world, device, splits, wanted = job.context.world, job.context.device, job.splits, job.config
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
@@ -219,7 +219,7 @@ def _plan(
         config = fit_budget(job.config, images, measure, budget, open_settings, elapsed, job.head_loss)
         for line in _left_out(config, wanted, images, measure(config, False), budget, open_settings):
             job.log(line)
-        if config.data.part != job.config.data.part:
+        if config.data.subset_fraction != job.config.data.subset_fraction:
             splits = load_splits(config.data, world, config.loss == "sigmoid")
             images = Images(len(splits.train), len(splits.test))
         job = dataclasses.replace(job.decide("the time budget", config), splits=splits)
@@ -230,13 +230,13 @@ def _plan(
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
     cost = measure(job.config, budget is None)
-    text = format_estimate(job.config, cost, images, str(job.execution.device))
+    text = format_estimate(job.config, cost, images, str(job.context.device))
     resumed = " in all (what is finished is not repeated)" if planned_before else ""
     job.log(f"what this will take{resumed}:\n{text}")
     if budget is not None and not planned_before and elapsed() + sum(cost.seconds(job.config, images)) > budget:
         job.log("this takes longer than --budget; Ctrl-C stops it")
-    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch)
-    return dataclasses.replace(job, execution=execution, report=cost.report(images))
+    context = dataclasses.replace(job.context, microbatch=cost.step.microbatch)
+    return dataclasses.replace(job, context=context, report=cost.report(images))
 
 
 def _left_out(
@@ -253,9 +253,10 @@ def _left_out(
         minutes = needed_budget(wanted, images, cost, config, budget, open_settings, holds)
         return "" if minutes is None else f"; --budget {minutes}m includes it"
 
-    if config.data.part != wanted.data.part:
-        count = f"{1 - (config.data.part or 1) / (wanted.data.part or 1):.0%} of the {images.train:,} training images"
-        yield f"left out: {count}" + with_budget(lambda plan, _: plan.data.part == wanted.data.part)
+    if config.data.subset_fraction != wanted.data.subset_fraction:
+        dropped = 1 - (config.data.subset_fraction or 1) / (wanted.data.subset_fraction or 1)
+        text = f"left out: {dropped:.0%} of the {images.train:,} training images"
+        yield text + with_budget(lambda plan, _: plan.data.subset_fraction == wanted.data.subset_fraction)
     if not config.runs and wanted.runs:
         yield "left out: fine-tuning after the least-squares head" + with_budget(lambda plan, _: plan.runs > 0)
     if (kind := cost.report(images)) != "whole":
@@ -267,7 +268,7 @@ def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> Fin
     """The job without the images that cannot be read, where these are skipped."""
     if job.config.data.on_error != "skip":
         return job
-    splits = drop_unreadable(job.splits, job.execution.world)
+    splits = drop_unreadable(job.splits, job.context.world)
     if splits.unreadable:
         first = splits.unreadable[0]
         job.log(

@@ -120,7 +120,7 @@ def _record(pair: Pair, train: Dataset, test: Dataset) -> dict[str, Any]:
 
 
 def _labels(dataset: Dataset, index: int) -> list[str]:
-    numbers = [dataset.labels[index]] if dataset.label_sets is None else dataset.label_sets.of(index)
+    numbers = [dataset.labels[index]] if dataset.label_sets is None else dataset.label_sets.of_image(index)
     return [dataset.classes[number] for number in numbers]
 
 

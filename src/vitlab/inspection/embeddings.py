@@ -60,7 +60,7 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
 def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, "n h w 3"]:
     """The first three principal components of patch tokens as red, green and blue in [0, 1].
 
-    The basis is that of the tokens of all images, so a color means the same in each. Each component is stretched from
+    The basis comes from the tokens of all images, so a color means the same in each. Each component is stretched from
     its 1st to its 99th percentile, with the sign that makes its largest number positive. One without variance is 0.5.
     """
     patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)

@@ -16,7 +16,7 @@ from jaxtyping import Int, UInt8
 
 from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig
-from vitlab.config.data import ReadConfig
+from vitlab.config.data import RENAMED, ReadConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.exclude import image_id
@@ -46,9 +46,9 @@ READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
 MISTAKES = 24
 """Maximum number of wrong predictions, and of near-duplicates, on a page."""
 MAX_COMPARED = 20_000
-"""Training and test images up to which a page searches near-duplicates among them."""
+"""Most training and test images that a page searches for near-duplicates."""
 MAX_CANDIDATES = 300_000
-"""Pairs of similar hashes up to which a page shows near-duplicates."""
+"""Most pairs of similar hashes for a page with near-duplicates."""
 
 
 def run_folders(path: str | Path) -> list[Path]:
@@ -144,7 +144,8 @@ class Run:
 
     def label(self, row: int) -> str:
         """The label, or the labels, of a test image as text."""
-        return ", ".join(self.test.classes[label] for label in self.test.all_labels.of(row)) or "none of the classes"
+        names = [self.test.classes[label] for label in self.test.all_labels.of_image(row)]
+        return ", ".join(names) or "none of the classes"
 
     def section(
         self, name: str | None = None, explanation: str | None = None, device: torch.device | None = None
@@ -154,7 +155,7 @@ class Run:
         With a device, a Vision Transformer's attention in these images is computed there.
         """
         test, record = self.test, self.test.record()
-        if several := test.predicted_sets is not None:  # average precision needs the scores, which were not written
+        if multi_label := test.predicted_sets is not None:  # average precision needs the scores, which were not written
             record = read_json(self.folder / "result.json")["test"]
         wrong = self._wrong()[:MISTAKES]
         mistakes, missing, attended = None, "", None
@@ -193,7 +194,7 @@ class Run:
             confusion=test.confusion if test.label_sets is None else None,
             per_class=record["per_class"],
             thresholds=record.get("thresholds"),
-            calibration=None if several else test.calibration,
+            calibration=None if multi_label else test.calibration,
             mistakes=mistakes,
             attended=attended is not None,
         )
@@ -221,7 +222,7 @@ class Run:
 
     def _near_duplicates(self) -> DataSection:
         """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-        data = from_dict(DataConfig, self.settings["data"])
+        data = from_dict(DataConfig, {RENAMED.get(k) or k: v for k, v in self.settings["data"].items()})
         name, split = shlex.quote(data.name), data.train_split
         splits = load_splits(
             replace(data, eval_split="test", on_error="skip"), multi_label=bool(self.metadata.get("multi_label"))
@@ -270,11 +271,9 @@ class Run:
         label = self.label(row)
         caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
         if test.predicted_sets is not None:
-            labels, predicted = (set(sets.of(row).tolist()) for sets in (test.all_labels, test.predicted_sets))
+            labels, predicted = (set(sets.of_image(row).tolist()) for sets in (test.all_labels, test.predicted_sets))
             differences = {"missing": labels - predicted, "too many": predicted - labels}
-            names = {
-                title: ", ".join(test.classes[c] for c in sorted(several)) for title, several in differences.items()
-            }
+            names = {title: ", ".join(test.classes[c] for c in sorted(labels)) for title, labels in differences.items()}
             caption = "\n".join(f"{title}: {text}" for title, text in names.items() if text) + f"\nlabels: {label}"
             prediction = ", ".join(test.classes[c] for c in sorted(predicted)) or "none of the classes"
         alt = f"An image of {label} predicted as {prediction}."

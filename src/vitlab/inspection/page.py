@@ -49,7 +49,7 @@ ENVIRONMENT.filters |= {
 
 
 def render(template: str, **context: Any) -> Markup:
-    """A template as HTML, in which every value but Markup is escaped."""
+    """A template as HTML; every value but Markup is escaped."""
     return Markup(ENVIRONMENT.get_template(template).render(context))
 
 

@@ -34,8 +34,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Loss, accuracy (of several labels mean average precision) and learning rate over `step`, from records (of
     metrics.jsonl): keys that end in these words."""
     names = dict.fromkeys(key for record in records for key in record)
-    panels, several = [], any(name.endswith("mean_average_precision") for name in names)
-    metric = "mean_average_precision" if several else "accuracy"
+    panels, multi_label = [], any(name.endswith("mean_average_precision") for name in names)
+    metric = "mean_average_precision" if multi_label else "accuracy"
     for title, ending in (("Loss", "loss"), (metric.replace("_", " ").capitalize(), metric), ("Learning rate", "lr")):
         series = []
         for name in (name for name in names if name.endswith(ending)):

@@ -63,7 +63,7 @@ def inspect_checkpoint(
     sources: files and folders (searched recursively). All images count for the attention distances, the first `shown`
     are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
-    embeddings. The page of a run begins with its training, its test and its images; that of a ResNet has only this.
+    embeddings. The page of a run begins with its training, its test and its images; a ResNet's page has only this.
     `log` receives how images are preprocessed. A `short` page has no near-duplicates, and its figures are in no files.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
@@ -105,7 +105,7 @@ def inspect_checkpoint(
 
 
 def _check_out(out: Path) -> None:
-    """Raises UserError for a file, and for a folder in which something would be overwritten."""
+    """Raises UserError for a file, and for a folder where something would be overwritten."""
     if resolved(out).is_file():
         raise UserError(f"{out} is a file; give the name of a folder.")
     if (out / "config.json").exists():  # its result.json would be overwritten

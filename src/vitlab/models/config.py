@@ -26,7 +26,7 @@ MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is comput
 @dataclass(frozen=True)
 class Rotary(Checked):
     """Rotary position embedding (RoPE): channel pairs of a patch's query and key are rotated, half of the pairs by
-    angles of its row and half by those of its column. An angle is the coordinate over one of Dh/4 periods."""
+    angles of its row and half by the angles of its column. An angle is the coordinate over one of Dh/4 periods."""
 
     base: Annotated[float, Gt(1)] = 100.0
     """The periods grow geometrically, from 1 to nearly this."""
@@ -47,7 +47,7 @@ class ViTConfig:
     """Side of the input in pixels, or (height, width); the patch side must divide both."""
     dynamic_image_size: bool = False
     """Takes images of any size that patches divide, and resamples the position embeddings for them in each forward
-    pass; `image_size` is that of the parameters."""
+    pass; `image_size` is the parameters'."""
     in_chans: PositiveInt = 3
     """C, the channels of the images. Data sets and image files are read as RGB; other models are for use in Python."""
     patch_size: PositiveInt = 16

@@ -37,7 +37,7 @@ def _position_parameters(config: Any) -> int:
 
 
 def count_macs(config: Any, kept_patches: int | None = None) -> int:
-    """Multiply-accumulates of the matrix products in one forward pass of one image, of which the encoder sees all
+    """Multiply-accumulates of the matrix products in one forward pass of one image. The encoder sees all
     patches or `kept_patches`."""
     d, n, p = config.width, config.num_patches, config.num_prefix_tokens
     t = p + (n if kept_patches is None else kept_patches)

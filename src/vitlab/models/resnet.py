@@ -144,7 +144,7 @@ def _padding(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: st
 class AxialMixing(nn.Module):
     """Replaces a 3x3 convolution: attention along rows, then columns, with relative encodings (App. D.6).
 
-    A stride of 2 is the mean over 2x2 positions afterwards, of which those at an odd edge have fewer.
+    A stride of 2 is the mean over 2x2 positions afterwards, over fewer at an odd edge.
     """
 
     def __init__(self, channels: int, grid: tuple[int, int], stride: int) -> None:

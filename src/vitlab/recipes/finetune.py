@@ -33,7 +33,7 @@ OPEN = {
 OPEN["custom"] += ("data.eval_resize", "data.eval_interpolation")
 OPEN["bit-small"] = OPEN["bit"]
 OPEN["staged"] = (*OPEN["custom"], "learning_rates", "held_out", "refit", "runs", "head_views")
-OPEN["staged"] += ("data.part", "data.min_area")
+OPEN["staged"] += ("data.subset_fraction", "data.min_area")
 """Recipe -> the settings that it leaves open, for `resolve` to choose; without a row a recipe has none."""
 
 

@@ -17,7 +17,7 @@ def init_from_checkpoint(
 ) -> Model:
     """The model `config` (see `adapt_config`) with the weights of a checkpoint and a new head of zeros.
 
-    Position embeddings are interpolated, or drawn from `new_positions` except that of the class token.
+    Position embeddings are interpolated, or drawn from `new_positions` except the class token's.
     """
     options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes, "pre_logits": "drop"}
     if isinstance(config, ViTConfig):

@@ -44,7 +44,7 @@ def reconstruct(
     """Reconstructs `images`, in [-1, 1] and on the model's device, corrupted as `plan` says.
 
     `corrupted` is the model's input: gray for the mask, else the patch whose embedding is there. In `predicted` and
-    `target` the corrupted patches have the most likely colors, or the regression's, and those of the best prediction.
+    `target` the corrupted patches have the most likely colors, or the regression's, and the best prediction's.
     """
     patch = model.config.patch_size
     patches = patch_colors(images, patch, patch)

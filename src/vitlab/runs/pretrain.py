@@ -9,7 +9,7 @@ import torch
 from vitlab.config import TrainConfig
 from vitlab.data.classes import require_two_classes
 from vitlab.data.registry import check_source
-from vitlab.runs.run import Execution, Outcome, excluded, run
+from vitlab.runs.run import RunContext, RunResult, excluded, run
 from vitlab.runs.splits import load_splits, require_readable_classes, with_measured_range
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import create_training_model
@@ -19,13 +19,13 @@ from vitlab.train.workdir import check_folder
 
 def pretrain(
     config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True, world: World = SINGLE
-) -> Outcome:
+) -> RunResult:
     """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
     The same call on the same folder resumes an interrupted run; the result of a finished run is read.
     """
     # What is invalid is an error before the data is read.
-    execution = Execution(choose_device(world.device(device)), tensorboard, world)
+    context = RunContext(choose_device(world.device(device)), tensorboard, world)
     world.check_batch_size(config.batch_size)
     config.data.preprocessing(config.model.image_size)
     check_folder(Path(workdir))
@@ -43,4 +43,4 @@ def pretrain(
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)
     create_model = functools.partial(create_training_model, config.model, config.masking, generator)
-    return run(config, workdir, splits, create_model, "pretrain", execution)
+    return run(config, workdir, splits, create_model, "pretrain", context)

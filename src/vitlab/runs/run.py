@@ -35,7 +35,7 @@ PREDICTIONS = "predictions.csv"
 
 
 @dataclass(frozen=True)
-class Execution:
+class RunContext:
     """Where a run is executed, and what it writes beside its results; not part of the run's settings."""
 
     device: torch.device
@@ -46,7 +46,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """What a finished run leaves."""
 
     config: TrainConfig
@@ -68,35 +68,35 @@ def run(
     splits: Splits,
     create_model: Callable[[], nn.Module],
     command: str,
-    execution: Execution,
+    context: RunContext,
     init_id: str | None = None,
     description: str | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
     thresholds: Sequence[float] | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Outcome:
+) -> RunResult:
     """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
 
     `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
     evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels. settings:
     more for config.json.
     """
-    world, few_shot = execution.world, None
+    world, few_shot = context.world, None
     if config.fewshot is not None:
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
     settings = run_settings(command, init_id, splits, config) | dict(settings or {})
-    with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
+    with Workdir(workdir, settings, tensorboard=context.tensorboard, world=world) as folder:
         if folder.finished:
-            return Outcome(config, folder.read_result())
+            return RunResult(config, folder.read_result())
         began, shown = time.perf_counter(), description or command
-        model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot, finish)
+        model, val = train_and_evaluate(config, folder, splits, create_model, context, shown, few_shot, finish)
         test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
         if thresholds is not None:
             test = test.with_thresholds(thresholds)
         folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
-        return Outcome(config, write_run(config, folder, splits, model, test, init_id))
+        return RunResult(config, write_run(config, folder, splits, model, test, init_id))
 
 
 def train_and_evaluate(
@@ -104,7 +104,7 @@ def train_and_evaluate(
     folder: Workdir,
     splits: Splits,
     create_model: Callable[[], nn.Module],
-    execution: Execution,
+    context: RunContext,
     description: str,
     few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
@@ -112,13 +112,13 @@ def train_and_evaluate(
     """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
     was finished.
 
-    The metrics of every evaluation, and those of `few_shot(model)`, are logged.
+    The metrics of every evaluation and of `few_shot(model)` are logged.
     """
-    evaluations: list[Any] = [None]  # the last one; in the end, that of the returned weights
+    evaluations: list[Any] = [None]  # the last one; in the end, of the returned weights
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
         model = finish(model)
-        evaluations[0] = evaluate_split(config, model, splits.val, execution.world)
+        evaluations[0] = evaluate_split(config, model, splits.val, context.world)
         metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
         return metrics | few_shot(getattr(model, "vit", model)) if few_shot else metrics  # of a MaskedViT the ViT
 
@@ -128,9 +128,9 @@ def train_and_evaluate(
         create_model(),
         splits.train,
         evaluate_model,
-        device=execution.device,
+        device=context.device,
         description=description,
-        microbatch=execution.microbatch,
+        microbatch=context.microbatch,
     )
     return finish(model), evaluations[0]
 

@@ -37,7 +37,7 @@ class Splits:
 
 
 def with_measured_range(data: DataConfig, world: World = SINGLE) -> DataConfig:
-    """`data` with numbers for `range="auto"`: measured in the training split, without `part`, which may change."""
+    """`data` with numbers for `range="auto"`, measured in the whole training split: `subset_fraction` may change."""
     if data.range != "auto":
         return data
     options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "exclude", "partial")}
@@ -51,7 +51,7 @@ def with_measured_range(data: DataConfig, world: World = SINGLE) -> DataConfig:
 
 
 def load_splits(data: DataConfig, world: World = SINGLE, multi_label: bool = False) -> Splits:
-    """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only.
+    """The splits of a run; `exclude` and `subset_fraction` apply to the training split only.
 
     multi_label: as in `load_dataset`. Groups of images in training and test are logged.
     """
@@ -62,10 +62,10 @@ def load_splits(data: DataConfig, world: World = SINGLE, multi_label: bool = Fal
     with world.rank_0_first():
         names = dict.fromkeys((data.eval_split, "test"))
         splits = {split: load_dataset(data.name, split, **options) for split in names}
-        train_set = splits.get(data.train_split) if data.exclude is None and data.part is None else None
+        train_set = splits.get(data.train_split) if data.exclude is None and data.subset_fraction is None else None
         if train_set is None:
-            options |= {"exclude": data.exclude, "part": data.part, "part_seed": data.part_seed or 0}
-            train_set = load_dataset(data.name, data.train_split, **options)
+            options |= {"subset_fraction": data.subset_fraction, "subset_seed": data.subset_seed or 0}
+            train_set = load_dataset(data.name, data.train_split, exclude=data.exclude, **options)
         if data.range is None and ":" in data.name and world.is_rank_0:
             warn_of_narrow_range(train_set)
     if data.train_split == "val":  # your own images without a test split: test is an alias of val

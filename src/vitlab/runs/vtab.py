@@ -22,7 +22,7 @@ from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
-from vitlab.runs.run import Execution, run
+from vitlab.runs.run import RunContext, run
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -63,7 +63,7 @@ def vtab(
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
     _check_tasks(names, config.data)
     world.check_batch_size(config.batch_size)
-    execution = Execution(choose_device(world.device(device)), tensorboard, world)
+    context = RunContext(choose_device(world.device(device)), tensorboard, world)
     init_id = f"{Path(checkpoint).name} {fingerprint(source := load_model(checkpoint))}"
     splits = ("train", "val") if select else ("trainval", "test")
     data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=splits[0], eval_split=splits[1])
@@ -89,7 +89,7 @@ def vtab(
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
                 create_model = functools.partial(init_from_checkpoint, checkpoint, task.model)
-                run(task, folder.path / name, load(name), create_model, "vtab", execution, init_id, description=name)
+                run(task, folder.path / name, load(name), create_model, "vtab", context, init_id, description=name)
             record = record_of(name)
             if record and world.is_rank_0:
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
@@ -125,7 +125,7 @@ def _check_tasks(names: list[str], data: DataConfig) -> None:
         raise UserError(f"data.range {data.range} is for your own images; VTAB's have 8 bits: leave it out.")
     for name in names:
         task_named(name)
-    for name in ("classes", "exclude", "part"):
+    for name in ("classes", "exclude", "subset_fraction"):
         if (value := getattr(data, name)) is not None:
             raise UserError(f"{name} is {value!r}; classes and images of a VTAB task are fixed, leave it out.")
 

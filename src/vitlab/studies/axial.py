@@ -5,7 +5,7 @@ Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, whic
 
 from vitlab.models.config import ResNetConfig
 from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, resnet, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference, percent
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -30,14 +30,17 @@ MODELS: dict[str, Models] = {
 }
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Pairs that differ only by the axial attention."""
-    points = []
+    runs = []
     for plain, axial in FORMS.items():
         config = comparison(scale, MODELS[plain])
         form = {"body": {"mixing": "axial"}} if isinstance(config.model, ResNetConfig) else {"encoder": "axial"}
-        points += [Point(plain, config, {"model": plain}), Point(axial, changed(config, model=form), {"model": axial})]
-    return points
+        runs += [
+            StudyRun(plain, config, {"model": plain}),
+            StudyRun(axial, changed(config, model=form), {"model": axial}),
+        ]
+    return runs
 
 
 def _gflops(group: Results) -> float:

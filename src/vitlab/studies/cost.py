@@ -1,4 +1,4 @@
-"""What a study costs before it runs: images, compute and hours of every point."""
+"""What a study costs before it runs: images, compute and hours of every run."""
 
 import contextlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.runner import StudyPlan
-from vitlab.studies.spec import Point, Scale, exaflops, updates
+from vitlab.studies.spec import Scale, StudyRun, exaflops, updates
 
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
@@ -21,39 +21,39 @@ TFLOPS: dict[Scale, float] = {"tiny": 0.03, "small": 0.03, "paper": 400.0}
 
 
 def cost(plan: StudyPlan, tflops: float | None = None) -> dict[str, Any]:
-    """Every point with its parameters, steps, images seen, exaFLOPs and hours, and their sums.
+    """Every run with its parameters, steps, images seen, exaFLOPs and hours, and their sums.
 
     Raises UserError where the length of a run depends on an unknown number of images.
     """
     rate = TFLOPS[plan.scale] if tflops is None else tflops
     if not rate > 0:
         raise UserError(f"tflops is {rate}; give the device's useful TFLOP/s, above 0.")
-    by_name = {point.name: point for point in plan.points}
-    points = []
-    for point in plan.points:
-        examples, model = images(point.config.data), model_of(point, by_name)
-        config = replace(point.config, model=model)
+    by_name = {run.name: run for run in plan.runs}
+    runs = []
+    for run in plan.runs:
+        examples, model = images(run.config.data), model_of(run, by_name)
+        config = replace(run.config, model=model)
         work, steps = exaflops(config, examples), updates(config, examples)
-        row = {"point": point.name, "parameters": model.num_parameters, "steps": steps}
+        row = {"point": run.name, "parameters": model.num_parameters, "steps": steps}
         row |= {"images": steps * config.batch_size, "exaflops": work, "hours": work * 1e6 / rate / 3600}
-        points.append(row | {"finished": plan.finished(point.name)})
-    sums = {name: sum(row[name] for row in points) for name in ("images", "exaflops", "hours")}
-    open_hours = sum(row["hours"] for row in points if not row["finished"])
+        runs.append(row | {"finished": plan.finished(run.name)})
+    sums = {name: sum(row[name] for row in runs) for name in ("images", "exaflops", "hours")}
+    open_hours = sum(row["hours"] for row in runs if not row["finished"])
     return {
         "study": plan.study,
         "scale": plan.scale,
         "tflops": rate,
-        "points": points,
-        "sum": sums | {"points": len(points), "open_hours": open_hours},
+        "points": runs,
+        "sum": sums | {"points": len(runs), "open_hours": open_hours},
     }
 
 
-def model_of(point: Point, by_name: Mapping[str, Point]) -> ModelConfig:
-    """The model of a point, with a head for the classes of its data; a fine-tuning has that of `init_from`, resized."""
-    config = point.config
+def model_of(run: StudyRun, by_name: Mapping[str, StudyRun]) -> ModelConfig:
+    """The model of a run, with a head for the classes of its data; a fine-tuning has `init_from`'s, resized."""
+    config = run.config
     model = config.model
-    if point.init_from is not None:
-        model = replace(model_of(by_name[point.init_from], by_name), image_size=config.model.image_size)
+    if run.init_from is not None:
+        model = replace(model_of(by_name[run.init_from], by_name), image_size=config.model.image_size)
         if isinstance(model, ViTConfig):  # fine-tuning drops the hidden layer of the head
             model = replace(model, representation_size=None)
     classes = len(config.data.classes or ()) or _classes(config.data.name)
@@ -76,26 +76,26 @@ def images(data: DataConfig) -> int:
         known = ", ".join([*IMAGES, *(name for name, info in DATASETS.items() if info.splits)])
         raise UserError(f"the number of images of {data.name} is not known before it is read; it is for {known}.")
     fraction = len(data.classes) / (_classes(data.name) or len(data.classes)) if data.classes else 1.0
-    return max(1, round(whole * fraction * (data.part or 1.0)))
+    return max(1, round(whole * fraction * (data.subset_fraction or 1.0)))
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """A table of the points, to three digits, and the sums as a sentence."""
+    """A table of the runs, to three digits, and the sums as a sentence."""
     rows = [
         {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
         for row in report["points"]
     ]
     total = report["sum"]
     return (
-        f"{format_table(rows)}\n{total['points']} points: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
+        f"{format_table(rows)}\n{total['points']} runs: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
         f"of training, {total['hours']:.3g} hours of one {_unit(report['scale'])} at {report['tflops']:g} TFLOP/s "
         f"({total['open_hours']:.3g} of them still to do)"
     )
 
 
 def summary(plan: StudyPlan) -> str:
-    """The unfinished points, and about how long they take where that is known."""
-    text = f"{len(plan.unfinished_points)} of {len(plan.points)} points to run"
+    """The unfinished runs, and about how long they take where that is known."""
+    text = f"{len(plan.unfinished_runs)} of {len(plan.runs)} runs to train"
     with contextlib.suppress(UserError):  # an unknown number of images
         text += f", about {cost(plan)['sum']['open_hours']:.1f} hours of one {_unit(plan.scale)}"
     return text if plan.scale == "tiny" else f"{text}; --scale tiny is a smoke test of minutes"

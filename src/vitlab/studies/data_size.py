@@ -15,11 +15,11 @@ from vitlab.studies.spec import (
     Claim,
     Labels,
     Metric,
-    Point,
     Result,
     Results,
     Scale,
     Study,
+    StudyRun,
     difference,
     percent,
 )
@@ -29,7 +29,7 @@ PARTS = (0.03, 0.1, 0.3, 1.0)
 SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
 """Part -> steps at `small`, 70 to 105 epochs. As many of all data would take about 17 core-hours."""
 SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
-"""Part -> weight decays at `small`, of which held-out images choose one for each model: runs of many epochs may need
+"""Part -> weight decays at `small`; held-out images choose one for each model: runs of many epochs may need
 more, as in Sec. 4.3."""
 LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
 """Weight decay of the longest runs at `small`, on the largest part: the best on the held-out images of one seed."""
@@ -61,7 +61,7 @@ def early_stopped(result: Result) -> float:
     It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. At `small`,
     whose runs have no few-shot accuracy, it is the test accuracy of the last weights, and the decay is chosen instead.
     """
-    config = result.point.config
+    config = result.run.config
     if config.fewshot is None:
         return result.metrics["accuracy"]
     metric = f"fewshot_{config.fewshot.shots[0]}shot"
@@ -73,39 +73,39 @@ MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy"
 """Fig. 4 and Fig. 3."""
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Every model on every part; at the paper's scale with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
-            _point(name, family, size, part, _own_task(family, model, steps, data, part, decay), data)
+            _run(name, family, size, part, _own_task(family, model, steps, data, part, decay), data)
             for data in SMALL_DATA
             for name, (family, size, model) in MODELS.items()
             for part, steps in SMALL_STEPS.items()
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    before = [
-        _point(name, family, size, part, changed(config, data={"part": part}))
+    pretrained = [
+        _run(name, family, size, part, changed(config, data={"subset_fraction": part}))
         for name, (family, size, config) in _paper().items()
         for part in PARTS
     ]
     after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     labels = {"run": FINETUNING}
-    tuned = [Point(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in before]
-    return before + tuned
+    tuned = [StudyRun(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in pretrained]
+    return pretrained + tuned
 
 
-def _point(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> Point:
+def _run(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> StudyRun:
     labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
     labels["decay"] = config.optim.weight_decay
     path = [data, name.replace("/", "-").replace("+", "-"), f"{100 * part:g}"]
     if data:
         path.append(f"decay-{labels['decay']:g}")
-    return Point(".".join(filter(None, path)), config, labels)
+    return StudyRun(".".join(filter(None, path)), config, labels)
 
 
 def _own_task(family: str, model: ModelConfig, steps: int, data: str, part: float, decay: float) -> TrainConfig:
     """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
-    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "part": part}
+    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part}
     optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
     return pretraining(model, steps, data=images, fewshot=None, optim=optim)
 
@@ -125,8 +125,8 @@ def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
 
 def _images(results: Results, data: str | float) -> dict[float, int]:
     """Part of this data set -> images that the pre-training learns from."""
-    before = results.study.where(run=PRETRAINING, data=data)
-    return {float(run.point.labels["part"]): run.examples for run in before}
+    pretrained = results.study.where(run=PRETRAINING, data=data)
+    return {float(result.run.labels["part"]): result.examples for result in pretrained}
 
 
 def at_best_decay(results: Results) -> Results:
@@ -134,9 +134,9 @@ def at_best_decay(results: Results) -> Results:
     the data, in the mean over all seeds."""
 
     def is_best(result: Result) -> bool:
-        labels = {name: result.point.labels[name] for name in ("data", "model", "part")}
+        labels = {name: result.run.labels[name] for name in ("data", "model", "part")}
         best = results.study.best("decay", HELD_OUT, run=PRETRAINING, **labels)
-        return result.point.labels["decay"] == best
+        return result.run.labels["decay"] == best
 
     return results.select(is_best)
 
@@ -212,7 +212,7 @@ def _charts(results: Results) -> list[Chart]:
         )
         for run, metric, title in MEASURES
         for data in results.values("data")
-        if any((result.point.labels["run"], result.point.labels["data"]) == (run, data) for result in results)
+        if any((result.run.labels["run"], result.run.labels["data"]) == (run, data) for result in results)
     ]
 
 

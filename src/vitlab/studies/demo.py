@@ -50,14 +50,14 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     first = replace(first, epochs=200 / (3 * shrink))  # enough for five easy classes
     second = changed(tiny.finetune_digits(), data={"classes": (5, 6, 7, 8, 9)}, model={"num_classes": 5}, seed=seed)
     second = replace(second, steps=200 // shrink)
-    before = pretrain(first, out / "pretrain")
-    after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
+    pretrained = pretrain(first, out / "pretrain")
+    finetuned = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
     page = out / "index.html"
     write_page(page, training_page("The paper in miniature", LEAD, sections))
     result = {
-        "pretrain_accuracy": before.result["test"]["accuracy"],
-        "finetune_accuracy": after.result["test"]["accuracy"],
+        "pretrain_accuracy": pretrained.result["test"]["accuracy"],
+        "finetune_accuracy": finetuned.result["test"]["accuracy"],
         "page": str(page.resolve()),
     }
     write_json(out / "result.json", result)

@@ -4,7 +4,7 @@ import numpy as np
 
 from vitlab.panels import Panel, Series
 from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Labels, Metric, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Claim, Labels, Metric, Results, Scale, Study, StudyRun, difference, percent
 
 KINDS = {"token": "class token", "gap": "GAP", "gap-linear": "GAP, linear head"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
@@ -23,11 +23,11 @@ EVAL_EVERY: dict[Scale, int] = {"small": 500, "paper": 37_000}
 """The evaluations during training give the curves of Fig. 9; the paper's are half an epoch apart."""
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Each kind at every rate."""
     linear = {"gap-linear": {"representation_size": None}}
     return [
-        Point(
+        StudyRun(
             f"{kind}.rate-{rate:g}",
             changed(
                 comparison(scale, MODELS, pool=kind.removesuffix("-linear"), **linear.get(kind, {})),

@@ -4,7 +4,7 @@ from vitlab.config import FinetuneConfig, MaskingConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain, tiny
 from vitlab.studies.presets import changed, finetuning
-from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun, difference, percent
 
 VARIANTS = {
     "mean-color-50": MaskingConfig(target="mean-color", share=0.5),
@@ -32,7 +32,7 @@ HEAD_STD = 0.1
 PRETRAINED, FINETUNED = "pre-trained", "fine-tuned"
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Fine-tunings that differ only in the weights below the head.
 
     At `small` heads start wide: a head of zeros, as in the paper, costs a short training its first steps, in
@@ -45,16 +45,16 @@ def variants(scale: Scale) -> list[Point]:
         after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     else:
         (base, after), others = _small(), {}
-    before = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
-    tuned = {name: (after, name) for name in before}
+    pretrained = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
+    tuned = {name: (after, name) for name in pretrained}
     if scale != "paper":
         scratch, first = changed(after, from_scratch=True), "mean-color-50"
         tuned["scratch"] = (scratch, first)
         tuned["scratch-zero"] = (changed(scratch, head_std=None), first)
         tuned[f"{first}-zero"] = (changed(after, head_std=None), first)
-    points = [Point(name, config, {"run": PRETRAINED, "variant": name}) for name, config in before.items()]
-    return points + [
-        Point(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
+    runs = [StudyRun(name, config, {"run": PRETRAINED, "variant": name}) for name, config in pretrained.items()]
+    return runs + [
+        StudyRun(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
         for name, (config, init_from) in tuned.items()
     ]
 
@@ -66,7 +66,7 @@ def _small() -> tuple[TrainConfig, FinetuneConfig]:
     """
     base = tiny.masked_cifar10()
     model = {"width": 96, "depth": 3, "mlp_dim": 192}
-    before = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500)
+    pretrained = changed(base, model=model, optim={"warmup_steps": 150}, epochs=None, steps=1500)
     after = finetuning(
         LABELED,
         steps=800,
@@ -77,7 +77,7 @@ def _small() -> tuple[TrainConfig, FinetuneConfig]:
         log_every=50,
         head_std=HEAD_STD,
     )
-    return before, after
+    return pretrained, after
 
 
 def _finetuned(variant: str | float) -> dict[str, str | float]:
@@ -110,7 +110,7 @@ CLAIMS = {
 
 
 def _claims(results: Results) -> list[Claim]:
-    """The claims about points that this scale has."""
+    """The claims about runs that this scale has."""
     present = set(results.values("variant"))
     return [
         Claim(text, paper, difference("accuracy", _finetuned(ahead), _finetuned(behind)))

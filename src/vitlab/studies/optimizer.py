@@ -5,7 +5,7 @@ import numpy as np
 from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, transfer
-from vitlab.studies.spec import HELD_OUT, Chart, Claim, Labels, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Labels, Results, Scale, Study, StudyRun, difference, percent
 
 TABLE7 = {
     ("R50x1", "adam"): (77.54, 97.67, 86.07, 91.11, 94.26),
@@ -39,7 +39,7 @@ def bit_sgd(batch_size: int, warmup_steps: int, factor: float = 1.0) -> OptimCon
     )
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Two ResNets with two optimizers, at three rates each; in the paper at one.
 
     Deviation: the paper's scale is evaluated by few-shot accuracy on ImageNet; the accuracies of Table 7 take a `vitlab
@@ -59,7 +59,7 @@ def variants(scale: Scale) -> list[Point]:
             for optim in optims
         ]
     return [
-        Point(
+        StudyRun(
             f"{model}.{config.optim.name}-{config.optim.lr:g}",
             config,
             {"model": model, "optimizer": config.optim.name, "rate": config.optim.lr},

@@ -1,12 +1,12 @@
 """Table 8, App. D.4: position embeddings, their kind and where they enter.
 
-Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for any model, those of the study included.
+Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for any model, also the study's.
 """
 
 import numpy as np
 
 from vitlab.studies.presets import FEWSHOT, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Point, Scale, Study, difference, percent
+from vitlab.studies.spec import Claim, Scale, Study, StudyRun, difference, percent
 
 TABLE8 = {
     ("none", "stem"): 0.61382,
@@ -30,10 +30,10 @@ ENTRIES = {"stem": "stem", "every": "every block", "shared": "every block, share
 MODELS: Models = {"small": (vit(28, 4, 48, 3), 3000), "paper": "ViT-B/16"}
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """The cells of Table 8."""
     return [
-        Point(f"{kind}-{at}", comparison(scale, MODELS, position=kind, position_at=at), _labels(kind, at))
+        StudyRun(f"{kind}-{at}", comparison(scale, MODELS, position=kind, position_at=at), _labels(kind, at))
         for kind, at in TABLE8
     ]
 

@@ -40,7 +40,7 @@ Models = Mapping[Scale, tuple[ModelConfig, int] | str]
 
 def transfer(result: Result) -> float:
     """Metric: accuracy on the transfer task, by least squares on the frozen representation of the most shots."""
-    fewshot = result.point.config.fewshot
+    fewshot = result.run.config.fewshot
     assert fewshot is not None
     return result.metrics[f"fewshot_{max(fewshot.shots)}shot"]
 
@@ -60,7 +60,7 @@ def vit(
 
 
 def resnet(side: int, layers: tuple[int, ...], width: int = 32) -> ResNetConfig:
-    """A small ResNet with this many units in each stage; `width` is that of the root."""
+    """A small ResNet with this many units in each stage; `width` is the root's."""
     return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=body(layers, width))
 
 
@@ -97,11 +97,11 @@ def comparison(scale: Scale, models: Models, **model: Any) -> TrainConfig:
     return changed(pretraining(*base, optim={"lr": 2e-3}, checkpoint_every=500), model=model)
 
 
-def finetuning(part: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
+def finetuning(subset_fraction: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
     """A short fine-tuning on a part of the other classes."""
     config = FinetuneConfig(
         model=ViTConfig(image_size=28, patch_size=4),
-        data=replace(_data(TRANSFER, pad=3), part=part),
+        data=replace(_data(TRANSFER, pad=3), subset_fraction=subset_fraction),
         optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
         steps=steps,
         batch_size=batch_size,

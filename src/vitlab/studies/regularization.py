@@ -5,7 +5,7 @@ from typing import Any
 from vitlab.config import TrainConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import changed, pretraining, vit
-from vitlab.studies.spec import HELD_OUT, Chart, Claim, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Results, Scale, Study, StudyRun, difference, percent
 
 PLAIN, ALL = "none", "all three"
 PAPER = {
@@ -32,7 +32,7 @@ SMALL = {
 ImageNet 0.3 divides by exp(42) what no gradient renews, over some hundred steps by next to nothing."""
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """A ViT with every setting on two amounts of data, nested, with as many steps on both.
 
     In the paper, ViT-B/16 on ImageNet and on ImageNet-21k by Table 3's recipes.
@@ -42,7 +42,7 @@ def variants(scale: Scale) -> list[Point]:
     else:
         runs = {f"{100 * part:g} %": _small(part) for part in (0.02, 0.5)}
     return [
-        Point(
+        StudyRun(
             f"{name.removesuffix(' %')}.{setting.replace(' ', '-')}",
             changed(run, optim={"weight_decay": decay}, model={"dropout": dropout}, label_smoothing=smoothing),
             {"data": name, "setting": setting},
@@ -54,8 +54,9 @@ def variants(scale: Scale) -> list[Point]:
 
 def _small(part: float) -> TrainConfig:
     """All classes; the images are neither shifted nor mirrored, which would be a fourth regularizer."""
-    images = {"train_split": "train", "eval_split": "val", "part": part, "classes": None, "crop": "none", "pad": 4}
-    return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images | {"flip": False}, fewshot=None)
+    images = {"train_split": "train", "eval_split": "val", "subset_fraction": part, "classes": None}
+    images |= {"crop": "none", "pad": 4, "flip": False}
+    return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images, fewshot=None)
 
 
 def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:
@@ -63,7 +64,7 @@ def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:
 
     plain: no regularizer is a candidate, too; chosen with little data, it would gain 0 over itself in every seed.
     """
-    candidates = results.study.select(lambda run: plain or run.point.labels["setting"] != PLAIN)
+    candidates = results.study.select(lambda result: plain or result.run.labels["setting"] != PLAIN)
     return candidates.best("setting", HELD_OUT, data=amount)
 
 

@@ -31,7 +31,7 @@ SMOKE_TEST = "a smoke test, which decides nothing: `--scale small` does"
 
 
 def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dict[str, Any]:
-    """Writes the report of the finished points to the folder `out`, study.json last; returns what that holds.
+    """Writes the report of the finished runs to the folder `out`, study.json last; returns what that holds.
 
     Numbers that are not finite are null in study.json, as are the bounds of a single seed.
     """
@@ -62,10 +62,10 @@ def build_report(study: Study, scale: Scale, results: Results) -> dict[str, Any]
         "panels": [asdict(panel) for panel in study_panels(study, results)],
         "points": [
             {
-                "name": result.point.name,
-                "seed": result.point.config.seed,
-                "labels": dict(result.point.labels),
-                "start": result.point.init_from,
+                "name": result.run.name,
+                "seed": result.run.config.seed,
+                "labels": dict(result.run.labels),
+                "start": result.run.init_from,
                 "examples": result.examples,
                 "figures": dict(result.metrics),
                 "exaflops": result.exaflops,
@@ -148,15 +148,15 @@ def describe_runs(results: Results) -> str:
     """Markdown: data, steps and seeds of the runs, and how few-shot accuracy is measured."""
     text = ""
     for verb, finetuned in (("Pre-trained", False), ("Fine-tuned", True)):
-        if runs := [result for result in results if (result.point.init_from is not None) == finetuned]:
-            configs = [result.point.config for result in runs]
+        if runs := [result for result in results if (result.run.init_from is not None) == finetuned]:
+            configs = [result.run.config for result in runs]
             images = _span(result.examples for result in runs)
             data = " and ".join(dict.fromkeys(config.data.name for config in configs))
-            steps = _span(result.point.config.total_steps(result.examples) for result in runs)
+            steps = _span(result.run.config.total_steps(result.examples) for result in runs)
             batches = _span(config.batch_size for config in configs)
             text += f"{verb} on {images} images of {data}, {steps} steps of {batches}. "
     text += f"Seeds: {len(results.seeds)}."
-    if (fewshot := results.runs[0].point.config.fewshot) is not None:
+    if (fewshot := results.runs[0].run.config.fewshot) is not None:
         task = fewshot.dataset or "classes of the same data set that pre-training does not see"
         text += (
             f" {' and '.join(map(str, fewshot.shots))}-shot accuracy is that of least squares on the frozen "

@@ -4,31 +4,31 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, difference, percent
+from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference, percent
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""
 KINDS = ("interpolated", "fresh")
-"""Position embeddings: those of the checkpoint, or new ones."""
+"""Position embeddings: the checkpoint's, or new ones."""
 CROP = {"crop": "inception", "min_area": 0.5, "pad": 4}
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """One pre-training, and a fine-tuning from it for each resolution and kind of position embeddings.
 
     Deviation: `small` pre-trains at half of the images' resolution; more pixels would show nothing new.
     """
-    before, after = _configs(scale)
-    assert isinstance(before.model, ViTConfig)
-    points = [Point("pretrained", before, {"run": "pre-training"})]
+    pretrain_config, finetune_config = _configs(scale)
+    assert isinstance(pretrain_config.model, ViTConfig)
+    runs = [StudyRun("pretrained", pretrain_config, {"run": "pre-training"})]
     for kind in KINDS:
         for factor in FACTORS:
-            side = round(factor * before.model.image_hw[0])
-            model = ViTConfig(image_size=side, patch_size=before.model.patch_size)
-            config = changed(after, model=model, fresh_positions=kind == "fresh")
+            side = round(factor * pretrain_config.model.image_hw[0])
+            model = ViTConfig(image_size=side, patch_size=pretrain_config.model.patch_size)
+            config = changed(finetune_config, model=model, fresh_positions=kind == "fresh")
             labels = {"run": "fine-tuning", "positions": kind, "factor": factor}
-            points.append(Point(f"{kind}-{side}", config, labels, init_from="pretrained"))
-    return points
+            runs.append(StudyRun(f"{kind}-{side}", config, labels, init_from="pretrained"))
+    return runs
 
 
 def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
@@ -37,8 +37,8 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
         return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
     # Position embeddings start at 0.1, not at the 1.0 of `tiny.vit`: else what is interpolated is mostly their random
     # start, whose norm interpolation halves.
-    before = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
-    return before, finetuning(part=0.1, steps=1500, batch_size=64, data=CROP)
+    pretrain_config = pretraining(vit(16, 4, 64, 4, position_std=0.1), 3000, data=CROP, fewshot=None)
+    return pretrain_config, finetuning(subset_fraction=0.1, steps=1500, batch_size=64, data=CROP)
 
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:

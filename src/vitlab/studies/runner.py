@@ -1,7 +1,7 @@
-"""Runs a study: each of its points once, in several processes, resuming interrupted ones; then writes its report.
+"""Executes the runs of a study in several processes, resuming interrupted ones; then writes its report.
 
-A point is one training run of the study. Its folder is `OUT/points/NAME-DIGEST`, where the digest covers everything
-that the result depends on: after a change of the recipe only the points that it affects are run again.
+The folder of a run is `OUT/points/NAME-DIGEST`. The digest covers everything that the result depends on: after a change
+of the recipe only the runs that it affects are repeated.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from vitlab.runs.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.spec import HELD_OUT, Point, Result, Results, Scale, Study, digest
+from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, Study, StudyRun, digest
 from vitlab.train.precision import choose_device
 from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
@@ -39,86 +39,86 @@ POLL_SECONDS = 0.5
 """Seconds between two looks at the other processes."""
 LOG = "workers.log"
 FAILED = "failed.json"
-"""In the folder of a point that diverged."""
+"""In the folder of a run that diverged."""
 MAX_PER_GPU = 4
 """Processes that share a GPU by default."""
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class StudyError(RunError):
-    """Points diverged, or a process was killed or failed; the finished points are complete."""
+    """Runs diverged, or a process was killed or failed; the finished runs are complete."""
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study's points at one scale, and their folders. Workers receive it, so it holds no functions."""
+    """A study's runs at one scale, and their folders. Workers receive it, so it holds no functions."""
 
     study: str
     """Name of the study."""
     scale: Scale
-    points: tuple[Point, ...]
+    runs: tuple[StudyRun, ...]
     out: Path
     folders: dict[str, Path]
-    """Point name -> folder."""
+    """Name of a run -> folder."""
 
     def finished(self, name: str) -> bool:
-        """Whether the point has a result that matches its checksum."""
+        """Whether the run has a result that matches its checksum."""
         folder = self.folders[name]
         return (folder / "result.json").is_file() and not find_corrupt_files(folder, ("result.json",))
 
     @property
-    def unfinished_points(self) -> list[Point]:
-        """The points without a result."""
-        return [point for point in self.points if not self.finished(point.name)]
+    def unfinished_runs(self) -> list[StudyRun]:
+        """The runs without a result."""
+        return [run for run in self.runs if not self.finished(run.name)]
 
     @property
     def failed(self) -> dict[str, str]:
-        """The points that diverged and those that start from them -> the reason."""
+        """The runs that diverged and those that start from them -> the reason."""
         failed: dict[str, str] = {}
-        for point in self.points:  # it comes after the one that it starts from
-            if point.init_from in failed:
-                failed[point.name] = f"it starts from {point.init_from}, which failed"
+        for run in self.runs:  # it comes after the one that it starts from
+            if run.init_from in failed:
+                failed[run.name] = f"it starts from {run.init_from}, which failed"
                 continue
             with contextlib.suppress(FileNotFoundError):
-                failed[point.name] = json.loads((self.folders[point.name] / FAILED).read_bytes())["error"]
+                failed[run.name] = json.loads((self.folders[run.name] / FAILED).read_bytes())["error"]
         return failed
 
     @property
-    def open_points(self) -> list[Point]:
-        """The points that are neither finished nor failed."""
+    def open_runs(self) -> list[StudyRun]:
+        """The runs that are neither finished nor failed."""
         failed = self.failed
-        return [point for point in self.unfinished_points if point.name not in failed]
+        return [run for run in self.unfinished_runs if run.name not in failed]
 
     @property
     def results(self) -> Results:
-        """All results, once every point is finished."""
-        return Results(tuple(map(self._result, self.points)))
+        """All results, once every run is finished."""
+        return Results(tuple(map(self._result, self.runs)))
 
-    def _result(self, point: Point) -> Result:
-        folder = self.folders[point.name]
+    def _result(self, run: StudyRun) -> Result:
+        folder = self.folders[run.name]
         result = json.loads((folder / "result.json").read_bytes())
         settings = json.loads((folder / "config.json").read_bytes())
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         kept = ("fewshot_", HELD_OUT)
         metrics = {name: value for record in records for name, value in record.items() if name.startswith(kept)}
         metrics |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
-        return Result(point, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
+        return Result(run, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 
 
 def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> StudyPlan:
-    """The study's points at this scale; `dataset` and `root` replace the points' data set and its folder."""
-    points = study.points(scale)
-    names = sorted({point.config.data.name for point in points})
+    """The study's runs at this scale; `dataset` and `root` replace the runs' data set and its folder."""
+    runs = study.runs(scale)
+    names = sorted({run.config.data.name for run in runs})
     if dataset is not None and len(names) > 1:
         raise UserError(
             f"--dataset {dataset}: the study {study.name} has several data sets at this scale ({', '.join(names)}); "
             "leave --dataset out."
         )
     root = root and str(Path(root).expanduser())
-    points = tuple(replace(point, config=_with_data(point.config, dataset, root)) for point in points)
-    by_name = {point.name: point for point in points}
-    folders = {name: out / "points" / f"{name}-{digest(point, by_name)}" for name, point in by_name.items()}
-    return StudyPlan(study.name, scale, points, out, folders)
+    runs = tuple(replace(run, config=_with_data(run.config, dataset, root)) for run in runs)
+    by_name = {run.name: run for run in runs}
+    folders = {name: out / "points" / f"{name}-{digest(run, by_name)}" for name, run in by_name.items()}
+    return StudyPlan(study.name, scale, runs, out, folders)
 
 
 def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> TrainConfig:
@@ -128,55 +128,55 @@ def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> Tr
     return config
 
 
-def run_unfinished_points(plan: StudyPlan, device: str = "auto") -> None:
-    """Runs every point that no other process holds until all are finished; any number of processes may do so at once.
+def run_unfinished(plan: StudyPlan, device: str = "auto") -> None:
+    """Trains every run that no other process holds until all are finished. Any number of processes may call it at once.
 
-    A point that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
+    A run that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
     OSError as a run does.
     """
-    while points := plan.open_points:
-        if not any(_try_point(plan, point, device) for point in points):
+    while runs := plan.open_runs:
+        if not any(_train_if_free(plan, run, device) for run in runs):
             time.sleep(POLL_SECONDS)
     if failed := plan.failed:
         lines = "".join(f"\n  {name}: {why}" for name, why in failed.items())
-        raise StudyError(f"{len(failed)} of {len(plan.points)} points failed; the others are complete:{lines}")
+        raise StudyError(f"{len(failed)} of {len(plan.runs)} runs failed; the others are complete:{lines}")
 
 
-def _try_point(plan: StudyPlan, point: Point, device: str) -> bool:
-    """Runs the point unless it waits for `init_from` or another process holds it; returns whether it has ended."""
-    if point.init_from and not plan.finished(point.init_from):
+def _train_if_free(plan: StudyPlan, run: StudyRun, device: str) -> bool:
+    """Trains the run unless it waits for `init_from` or another process holds it; returns whether it has ended."""
+    if run.init_from and not plan.finished(run.init_from):
         return False
-    folder = plan.folders[point.name]
+    folder = plan.folders[run.name]
     lock = lock_file(folder.parent / ".claims" / folder.name)
     if lock is None:
         return False
     with lock:
-        if not plan.finished(point.name) and not (folder / FAILED).is_file():
+        if not plan.finished(run.name) and not (folder / FAILED).is_file():
             if (folder / "result.json").is_file():  # corrupt, and the checkpoints are deleted
                 shutil.rmtree(folder)
             try:
-                _run(plan, point, device)
+                _train(plan, run, device)
             except NonFiniteError as error:
                 write_json(folder / FAILED, {"error": str(error)})  # no other process repeats it
     return True
 
 
-def _run(plan: StudyPlan, point: Point, device: str) -> None:
-    folder = plan.folders[point.name]
-    if point.init_from is None:
-        pretrain(point.config, folder, device=device, tensorboard=False)
+def _train(plan: StudyPlan, run: StudyRun, device: str) -> None:
+    folder = plan.folders[run.name]
+    if run.init_from is None:
+        pretrain(run.config, folder, device=device, tensorboard=False)
     else:
-        assert isinstance(point.config, FinetuneConfig), "only fine-tuning starts from another point"
-        checkpoint, size = plan.folders[point.init_from], point.config.model.image_size
-        sweep_and_finetune(checkpoint, point.config, folder, image_size=size, device=device, tensorboard=False)
+        assert isinstance(run.config, FinetuneConfig), "only fine-tuning starts from another run"
+        checkpoint, size = plan.folders[run.init_from], run.config.model.image_size
+        sweep_and_finetune(checkpoint, run.config, folder, image_size=size, device=device, tensorboard=False)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
-    """Runs the unfinished points of a study, writes its report to `plan.out` and returns what study.json holds.
+    """Trains the unfinished runs of a study, writes its report to `plan.out` and returns what study.json holds.
 
     processes: None takes 1 at the paper's scale, else one per core, at most MAX_PER_GPU on a GPU; each has one thread,
-    so that the results do not depend on their number. Points that diverged are run again. Raises StudyError,
+    so that the results do not depend on their number. Runs that diverged are repeated. Raises StudyError,
     StoppedError after a signal (the same call resumes), and UserError.
     """
     if processes is not None and processes < 1:
@@ -186,32 +186,32 @@ def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, de
     count = processes or (1 if plan.scale == "paper" else min(MAX_PER_GPU, cores) if on_gpu else cores)
     for folder in plan.folders.values():
         (folder / FAILED).unlink(missing_ok=True)
-    if plan.unfinished_points:
+    if plan.unfinished_runs:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = max(1, cores // count) if plan.scale == "paper" else 1
-        _run_workers(plan, min(count, len(plan.unfinished_points)), threads, device)
+        _run_workers(plan, min(count, len(plan.unfinished_runs)), threads, device)
     return write_report(study, plan.scale, plan.results, plan.out)
 
 
 def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None:
-    """Runs the unfinished points in `count` processes and shows what finishes; all of them end before it returns."""
+    """Trains the unfinished runs in `count` processes and shows what finishes; all of them end before it returns."""
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
-    total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
-    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points", done=len(finished)) as display:
+    total, finished = len(plan.runs), {run.name for run in plan.runs if plan.finished(run.name)}
+    with stop_signals() as stop, ProgressDisplay(plan.study, total, "runs", done=len(finished)) as display:
         try:
             for worker in workers:
                 worker.start()
             running = True
             while running:
                 if stop.wait(POLL_SECONDS):
-                    done = f"{len(finished)} of {total} points done"
+                    done = f"{len(finished)} of {total} runs done"
                     raise StoppedError(f"stopped and saved with {done}; run the same command to resume.")
-                running = any(worker.is_alive() for worker in workers)  # before looking for finished points
-                for point in plan.points:
-                    if point.name not in finished and plan.finished(point.name):
-                        finished.add(point.name)
-                        display.say(f"{len(finished)}/{total} {point.name}")
+                running = any(worker.is_alive() for worker in workers)  # before looking for finished runs
+                for run in plan.runs:
+                    if run.name not in finished and plan.finished(run.name):
+                        finished.add(run.name)
+                        display.say(f"{len(finished)}/{total} {run.name}")
                 display.update(len(finished))
                 if any(worker.exitcode for worker in workers) and not stop.is_set():
                     ended = f"a process was killed or failed (log: {log}). Run the same command to resume."
@@ -230,7 +230,7 @@ def _worker(plan: StudyPlan, device: str, threads: int, errors: Any, log: Path) 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
-        run_unfinished_points(plan, device)
+        run_unfinished(plan, device)
     except (RunError, ValueError, OSError) as error:
         errors.put(error)
         raise SystemExit(1) from error

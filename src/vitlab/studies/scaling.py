@@ -13,7 +13,7 @@ from vitlab.models.registry import get_config
 from vitlab.panels import Panel, Series, front
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEW_IMAGES, FEWSHOT, body, jft, pretraining, resnet, transfer, vit
-from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, percent
+from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun, percent
 
 FAMILIES: tuple[str, ...] = ("ViT", "hybrid", "ResNet")
 COMPUTE, CURVE_POINTS = "pre-training exaFLOPs", 50
@@ -85,24 +85,24 @@ MODELS: dict[str, ModelConfig] = {
 STEPS = (250, 750, 2250)
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """Every model at every length; at the paper's scale the 18 runs of Table 6.
 
     One learning rate and weight decay for all, with Adam; in the paper the largest rate is 5 times the smallest.
     """
     if scale == "paper":
-        return [_point(run.model.replace("/", "-"), f"{run.epochs} epochs", _paper(run)) for run in TABLE6]
+        return [_run(run.model.replace("/", "-"), f"{run.epochs} epochs", _paper(run)) for run in TABLE6]
     optim = {"lr": 2e-3, "warmup_steps": 30}
     return [
-        _point(name, f"{steps} steps", pretraining(model, steps, optim=optim))
+        _run(name, f"{steps} steps", pretraining(model, steps, optim=optim))
         for name, model in MODELS.items()
         for steps in STEPS
     ]
 
 
-def _point(model: str, length: str, config: TrainConfig) -> Point:
+def _run(model: str, length: str, config: TrainConfig) -> StudyRun:
     labels = {"family": family(config.model), "model": model, "length": length}
-    return Point(f"{model}.{length.replace(' ', '-')}", config, labels)
+    return StudyRun(f"{model}.{length.replace(' ', '-')}", config, labels)
 
 
 def _paper(run: PaperRun) -> TrainConfig:
@@ -129,10 +129,10 @@ def chosen(runs: Runs, means: Runs) -> Runs:
 
 
 def gap(ours: Runs, theirs: Runs, position: float = 0.5) -> float:
-    """By how much the best accuracy of `ours` exceeds that of `theirs` at the same compute.
+    """The best accuracy of `ours` minus the best of `theirs` at the same compute.
 
     position: within the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Accuracy
-    is interpolated linearly over the logarithm of compute, through all of these runs: give those of a front.
+    is interpolated linearly over the logarithm of compute, through all of these runs: give the runs of a front.
     """
     low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
     high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitlab.studies.presets import FEWSHOT, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference, percent
 
 DIMENSIONS = {
     "depth": "depth",
@@ -12,7 +12,7 @@ DIMENSIONS = {
     "patch": "patch side",
     "all": "all together",
 }
-"""Each is varied alone, the last with all others, from the point `base`."""
+"""Each is varied alone, the last with all others, from the run `base`."""
 
 MODELS: Models = {"small": (vit(28, 7, 32, 2, heads=2), 3000), "paper": "ViT-L/32"}
 
@@ -43,9 +43,9 @@ HEAD_WIDTH = {"small": 16, "paper": 64}
 """The same for all shapes."""
 
 
-def variants(scale: Scale) -> list[Point]:
+def variants(scale: Scale) -> list[StudyRun]:
     """The base and every variation."""
-    points, (base,) = [], SHAPES[scale]["base"]
+    runs, (base,) = [], SHAPES[scale]["base"]
     for dimension, values in SHAPES[scale].items():
         for value in values:
             changes = {dimension: value} if dimension in SETTINGS else dict(zip(SETTINGS, value, strict=True))
@@ -54,8 +54,8 @@ def variants(scale: Scale) -> list[Point]:
             config = comparison(scale, MODELS, heads=sizes["width"] // HEAD_WIDTH[scale], **settings)
             shape = "L{depth}-D{width}-M{mlp}-P{patch}".format(**sizes)
             name = dimension if dimension == "base" else f"{dimension}.{shape}"
-            points.append(Point(name, config, {"dimension": dimension, "shape": shape}))
-    return points
+            runs.append(StudyRun(name, config, {"dimension": dimension, "shape": shape}))
+    return runs
 
 
 def compute(group: Results) -> float:

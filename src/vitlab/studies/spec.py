@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.config.data import RENAMED
 from vitlab.config.train import REMOVED
 from vitlab.models.config import ModelConfig
 from vitlab.panels import Panel
@@ -32,25 +33,25 @@ Labels = Mapping[str, str | float]
 
 
 @dataclass(frozen=True)
-class Point:
-    """One training run of a study: pre-training, or fine-tuning of another point's model."""
+class StudyRun:
+    """One training run of a study: pre-training, or fine-tuning of another run's model."""
 
     name: str
     """Unique in the study, and a valid folder name: letters, digits, `-`, `_` and `.`."""
     config: TrainConfig
     """A FinetuneConfig where `init_from` is given."""
     labels: Labels
-    """What the report groups by, such as {"kind": "1d", "at": "stem"}; points of a group differ by their seed."""
+    """What the report groups by, such as {"kind": "1d", "at": "stem"}; runs of a group differ by their seed."""
     init_from: str | None = None
-    """Name of the point whose model is fine-tuned."""
+    """Name of the run whose model is fine-tuned."""
 
-    def with_seed(self, seed: int) -> "Point":
-        """The point of this seed, which also draws the images of a part; it starts from the point of the same seed."""
+    def with_seed(self, seed: int) -> "StudyRun":
+        """The run of this seed, which also draws the images of a part; it starts from the run of the same seed."""
         init_from, data = self.init_from and f"{self.init_from}.seed-{seed}", self.config.data
-        if data.part is not None:
-            data = dataclasses.replace(data, part_seed=seed)
+        if data.subset_fraction is not None:
+            data = dataclasses.replace(data, subset_seed=seed)
         config = dataclasses.replace(self.config, data=data, seed=seed)
-        return Point(f"{self.name}.seed-{seed}", config, self.labels, init_from)
+        return StudyRun(f"{self.name}.seed-{seed}", config, self.labels, init_from)
 
 
 # Settings that later versions added; at these values they are not part of a digest.
@@ -64,16 +65,20 @@ ADDED = {
 }
 
 
-def digest(point: Point, points: Mapping[str, Point]) -> str:
-    """Eight hexadecimal digits of everything that the point's result depends on.
+def digest(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
+    """Eight hexadecimal digits of everything that the run's result depends on.
 
     Settings that are off (None, False) or at the value of ADDED do not count: a new setting leaves the digests of old
-    points unchanged.
+    runs unchanged.
     """
-    init_id = digest(points[point.init_from], points) if point.init_from else None
-    settings = _enabled(to_dict(point.config))
+    init_id = digest(runs[run.init_from], runs) if run.init_from else None
+    settings = _enabled(to_dict(run.config))
     settings["optim"] |= REMOVED
-    text = json.dumps([type(point.config).__name__, settings, init_id], sort_keys=True)
+    if isinstance(run.config, FinetuneConfig):
+        settings["automatic"] = []  # removed, and empty in every study
+    data = settings["data"]
+    data |= {old: data.pop(new) for old, new in RENAMED.items() if new in data}  # the digests stay
+    text = json.dumps([type(run.config).__name__, settings, init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -93,7 +98,7 @@ def exaflops(config: TrainConfig, examples: int) -> float:
 
 
 def updates(config: TrainConfig, examples: int) -> int:
-    """Optimizer steps in total; a fine-tuning makes those of its learning rate sweep and of each of its runs."""
+    """Optimizer steps in total; a fine-tuning makes the steps of its learning rate sweep and of each of its runs."""
     steps = config.total_steps(examples)
     if not isinstance(config, FinetuneConfig):
         return steps
@@ -106,9 +111,9 @@ def updates(config: TrainConfig, examples: int) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished point."""
+    """A finished run."""
 
-    point: Point
+    run: StudyRun
     metrics: Mapping[str, float]
     """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, if measured."""
     records: Sequence[Mapping[str, Any]]
@@ -116,12 +121,12 @@ class Result:
     examples: int
     """Images of the training split."""
     model: ModelConfig
-    """The model that was run; a fine-tuning's is that of the point in `init_from`."""
+    """The model that was run; a fine-tuning has the model of the run in `init_from`."""
 
     @functools.cached_property
     def exaflops(self) -> float:
         """Compute of this run alone."""
-        return exaflops(dataclasses.replace(self.point.config, model=self.model), self.examples)
+        return exaflops(dataclasses.replace(self.run.config, model=self.model), self.examples)
 
 
 Metric = str | Callable[[Result], float]
@@ -134,7 +139,7 @@ HELD_OUT = "val_accuracy"
 
 @dataclass(frozen=True)
 class Results:
-    """Results of a study, or of a part of its points: a table's row, or a group that differs only by the seed."""
+    """Results of a study, or of a part of its runs: a table's row, or a group that differs only by the seed."""
 
     runs: tuple[Result, ...]
     whole: "Results | None" = None
@@ -150,7 +155,7 @@ class Results:
     @property
     def labels(self) -> Labels:
         """Labels of the first run."""
-        return self.runs[0].point.labels
+        return self.runs[0].run.labels
 
     @property
     def model(self) -> ModelConfig:
@@ -159,7 +164,7 @@ class Results:
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({run.point.config.seed for run in self})
+        return sorted({result.run.config.seed for result in self})
 
     def select(self, condition: Callable[[Result], bool]) -> "Results":
         """The runs that meet the condition, possibly none."""
@@ -167,29 +172,29 @@ class Results:
 
     def where(self, **labels: str | float) -> "Results":
         """The runs with these labels (and any others); raises ValueError where there is none."""
-        chosen = self.select(lambda run: labels.items() <= run.point.labels.items())
+        chosen = self.select(lambda result: labels.items() <= result.run.labels.items())
         if not chosen.runs:
-            raise ValueError(f"no point has the labels {labels}.")
+            raise ValueError(f"no run has the labels {labels}.")
         return chosen
 
     def values(self, label: str) -> list[str | float]:
-        """The distinct values of a label, in the order of the points."""
-        return list(dict.fromkeys(run.point.labels[label] for run in self if label in run.point.labels))
+        """The distinct values of a label, in the order of the runs."""
+        return list(dict.fromkeys(result.run.labels[label] for result in self if label in result.run.labels))
 
     def groups(self, *names: str) -> "list[Results]":
-        """The runs that have these labels, grouped by them (default: by all labels), in the order of the points."""
+        """The runs that have these labels, grouped by them (default: by all labels), in the order of the runs."""
         groups: dict[tuple, list[Result]] = {}
-        for run in self:
-            labels = run.point.labels
+        for result in self:
+            labels = result.run.labels
             if all(name in labels for name in names):
                 key = tuple(labels[name] for name in names) if names else tuple(labels.items())
-                groups.setdefault(key, []).append(run)
+                groups.setdefault(key, []).append(result)
         return [Results(tuple(runs), self.study) for runs in groups.values()]
 
     def measure(self, metric: Metric, **labels: str | float) -> Float[np.ndarray, " n"]:
         """The metric of every run with these labels, ordered by seed."""
-        runs = sorted(self.where(**labels), key=lambda run: run.point.config.seed)
-        return np.array([float(metric(run) if callable(metric) else run.metrics[metric]) for run in runs])
+        runs = sorted(self.where(**labels), key=lambda result: result.run.config.seed)
+        return np.array([float(metric(r) if callable(metric) else r.metrics[metric]) for r in runs])
 
     def best(self, label: str, metric: Metric, **labels: str | float) -> str | float:
         """The value of `label` with the highest mean of the metric, among the runs with these other labels."""
@@ -198,7 +203,7 @@ class Results:
 
     def over_seeds(self, measure: "Callable[[Results], float]") -> Difference:
         """Mean and interval of a difference that is measured on the runs of each seed."""
-        by_seed = [self.select(lambda run, seed=seed: run.point.config.seed == seed) for seed in self.seeds]
+        by_seed = [self.select(lambda result, seed=seed: result.run.config.seed == seed) for seed in self.seeds]
         values = np.array([measure(runs) for runs in by_seed])
         return paired_difference(values)
 
@@ -206,7 +211,7 @@ class Results:
 def difference(
     metric: Metric, more: Labels | Sequence[Labels], less: Labels | Sequence[Labels]
 ) -> Callable[[Results], float]:
-    """By how much the mean of the metric over the group `more` exceeds that of the group `less`, as a function.
+    """The mean of the metric over the group `more` minus the mean over the group `less`, as a function.
 
     For two groups on each side it is a difference of differences: more[0] + more[1] - less[0] - less[1].
     """
@@ -229,7 +234,7 @@ def percent(metric: Metric, **labels: str | float) -> Callable[[Results], str]:
     """Cell: the metric in percent, of the runs of the row with these labels; empty where there are none."""
 
     def cell(row: Results) -> str:
-        runs = row.select(lambda run: labels.items() <= run.point.labels.items())
+        runs = row.select(lambda result: labels.items() <= result.run.labels.items())
         return format_percent(runs.measure(metric)) if runs.runs else ""
 
     return cell
@@ -282,8 +287,8 @@ class Study:
     source: str
     """Where it is in the paper: "Table 8, App. D.4"."""
     question: str
-    variants: Callable[[Scale], Sequence[Point]]
-    """The points of one seed; a point comes after the one in its `init_from`."""
+    variants: Callable[[Scale], Sequence[StudyRun]]
+    """The runs of one seed; a run comes after the one in its `init_from`."""
     summary: str | Callable[[Results], str]
     """Markdown: what is compared, in one or two sentences. The report adds data, steps and seeds."""
     rows: tuple[str, ...]
@@ -294,18 +299,18 @@ class Study:
     seeds: int = 5
     """At the scale `small`: up to ten where five leave a close claim open, if they fit into four core-hours."""
 
-    def points(self, scale: Scale) -> list[Point]:
+    def runs(self, scale: Scale) -> list[StudyRun]:
         """Every variant at every seed: one at `tiny` and at the paper's scale."""
         variants = self.variants("small" if scale == "tiny" else scale)
-        if scale == "tiny":  # points that differed by their data set are one
-            variants = {point.name: point for point in map(shortened, variants)}.values()
+        if scale == "tiny":  # runs that differed by their data set are one
+            variants = {run.name: run for run in map(shortened, variants)}.values()
         seeds = {"tiny": 1, "small": self.seeds, "paper": 1}[scale]
-        return [point.with_seed(seed) for seed in range(seeds) for point in variants]
+        return [run.with_seed(seed) for seed in range(seeds) for run in variants]
 
 
-def shortened(point: Point) -> Point:
-    """The point on digits, with a twentieth of its steps or epochs."""
-    config, before = point.config, point.config.data.name
+def shortened(run: StudyRun) -> StudyRun:
+    """The run on digits, with a twentieth of its steps or epochs."""
+    config, dataset = run.config, run.config.data.name
     steps, epochs, eval_every = config.steps, config.epochs, config.eval_every
     config = dataclasses.replace(
         config,
@@ -315,5 +320,5 @@ def shortened(point: Point) -> Point:
         epochs=epochs and epochs / SHORTER,
         eval_every=eval_every and max(1, eval_every // SHORTER),
     )
-    labels = {key: DIGITS if value == before else value for key, value in point.labels.items()}
-    return dataclasses.replace(point, name=point.name.replace(before, DIGITS), config=config, labels=labels)
+    labels = {key: DIGITS if value == dataset else value for key, value in run.labels.items()}
+    return dataclasses.replace(run, name=run.name.replace(dataset, DIGITS), config=config, labels=labels)

@@ -87,7 +87,7 @@ TABLES = {
 def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
     """The table `name` with a row for each checkpoint of the finished runs in `folders`, then the paper's.
 
-    Each folder is that of a `vitlab finetune` or a `vitlab vtab`. A file holds what `vitlab evaluate RUN --dataset
+    Each folder was written by `vitlab finetune` or `vitlab vtab`. A file holds what `vitlab evaluate RUN --dataset
     imagenet_real --json` prints, for the ReaL column. Raises UserError for a folder without a result, for a
     data set that the table has not, for a run of another protocol than the table's, and for two results of the same
     checkpoint and data set.
@@ -130,7 +130,7 @@ def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
 
 
 def _check_protocol(folder: Path, table: str, column: str) -> None:
-    """Raises UserError for a run that was not fine-tuned as those of the column (Table 4; `PaperTable.imagenet`)."""
+    """Raises UserError for a run that was not fine-tuned as the column's runs (Table 4; `PaperTable.imagenet`)."""
     settings = json.loads((folder / "config.json").read_bytes())
     vtab = settings["command"] == "vtab"
     own, tuned_on = "VTAB" if vtab else _column(settings["data"]["name"]), "ImageNet" if column == "ReaL" else column

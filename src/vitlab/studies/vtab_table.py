@@ -1,6 +1,6 @@
 """Table 9 and Fig. 2: the means of a VTAB result, as a table and as a figure, beside the paper's.
 
-A mean is the plain one over the tasks, all 19 or those of a group; there is none while a task is missing.
+A mean is the plain one over the tasks, all 19 or a group's; there is none while a task is missing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -105,7 +105,7 @@ class World:
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Replaces every tensor by that of rank 0, in place, on their device."""
+        """Replaces every tensor by rank 0's, in place, on their device."""
         if self.host_group is not None:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)

@@ -190,7 +190,7 @@ def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:
 
 
 def _sequences(config: ViTConfig, patches: int) -> list[tuple[int, int]]:
-    """Of each attention in an encoder layer: the tokens of an image, and those of a sequence."""
+    """Of each attention in an encoder layer: the tokens of an image and of a sequence."""
     p = config.num_prefix_tokens
     return (
         [(p + patches, p + patches)]

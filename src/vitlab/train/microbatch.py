@@ -31,7 +31,7 @@ and a request to stop waits for the end of one."""
 SAMPLE_FLOPS = 2e11
 """Work of the images of a micro-batch that are timed on a CPU, where memory is not tried."""
 TRAIN_RATIO = 3.5
-"""Estimated time of a training step over that of a forward pass, where only the latter is timed."""
+"""Estimated ratio of a training step's time to a forward pass's, where only the latter is timed."""
 SMALL_FLOPS = 1e11
 """Work of a batch so small that nothing has to be measured."""
 GIB = 2**30
@@ -66,7 +66,7 @@ def choose_microbatch(
 ) -> int:
     """Images per forward pass of each rank, the same on all: `config.microbatch` if given.
 
-    Otherwise that of the run so far on the same device, so that it resumes to the bit; what the caller has `measured`;
+    Otherwise the run's own so far on the same device, so that it resumes to the bit; what the caller has `measured`;
     a rank's whole shard of a small batch; or what fits now. It is not a setting of the run, which may resume on a
     machine with other memory.
     """
@@ -107,7 +107,7 @@ def measure_step(
     """Chooses the micro-batch of each of `world_size` ranks and measures its speed; `model` stays unchanged.
 
     train: on a CPU, whether a training step is timed (`step_seconds` estimates what this takes). If not, its time is
-    TRAIN_RATIO that of the forward pass.
+    TRAIN_RATIO times the forward pass's.
 
     `config.microbatch` is taken if given. Otherwise it is `default_microbatch`, halved until a step takes at most
     MEMORY_FRACTION of the free memory, by count and on a GPU also by trial, or one image is left. The trial is not
@@ -170,7 +170,7 @@ def _half(size: int) -> int:
 
 
 def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, shard: int) -> float:
-    """Seconds per image of a training step of `shard` images, of which `num_images` are timed, by a copy of the model.
+    """Seconds per image of a training step of `shard` images; `num_images` of them are timed, by a copy of the model.
 
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
     """

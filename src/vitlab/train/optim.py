@@ -89,7 +89,7 @@ def parameter_groups(named_parameters: Iterable[tuple[str, Tensor]], config: Opt
 def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> torch.optim.Optimizer:
     """Adam or momentum SGD with decoupled weight decay, on `parameter_groups`.
 
-    Adam is that of Flax when the paper was written, which equals torch's AdamW: bias-corrected, epsilon outside the
+    Adam is as in Flax when the paper was written; it equals torch's AdamW: bias-corrected, epsilon outside the
     root, decoupled decay. SGD's momentum starts with the whole first gradient, without Nesterov.
     """
     groups = parameter_groups(named_parameters, config)

@@ -17,7 +17,7 @@ from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
 COMPILE_FLOPS = {"cuda": 3e16, "cpu": 1e14}
-"""Of a run from which `compile="auto"` compiles. GPU: two minutes or more without; compiling takes half a minute, and a
+"""Minimum FLOPs of a run for `compile="auto"`. GPU: two minutes or more without; compiling takes half a minute, and a
 step three quarters of the time. Two CPU cores: a quarter of an hour, three to six minutes, two thirds."""
 
 
@@ -92,7 +92,7 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
-        """A forward and backward pass. Ranks exchange gradients only in that of the `last` micro-batch."""
+        """A forward and backward pass. Ranks exchange gradients only in the `last` micro-batch's."""
         if self.sharded:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
         with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():

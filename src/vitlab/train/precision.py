@@ -24,7 +24,7 @@ from vitlab.io import write_bytes
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 MIN_SPEEDUP = 1.3
-"""Of products in bfloat16 from which training is faster in it. With AMX, or AVX-512 on AMD, they take half the time or
+"""Minimum bfloat16 speedup of matrix products to enable it. With AMX, or AVX-512 on AMD, they take half the time or
 less; Intel's AVX-512 alone has half the instructions per cycle for them, and without either they take 100 times as
 long."""
 
@@ -69,9 +69,9 @@ def _product_seconds(dtype: torch.dtype) -> float:
     a, b = torch.ones(2, 256, 256, dtype=dtype)
     started, seconds = time.perf_counter(), []
     while len(seconds) < 2 or time.perf_counter() - started < 0.01:
-        before = time.perf_counter()
+        start = time.perf_counter()
         torch.mm(a, b)
-        seconds.append(time.perf_counter() - before)
+        seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 

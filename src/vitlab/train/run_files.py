@@ -1,4 +1,4 @@
-"""What a run or a job of several runs leaves: one list, by which files that are missing or corrupt are found."""
+"""What a run or a job of several runs leaves: one list, which shows missing and corrupt files."""
 
 import logging
 from pathlib import Path, PurePath
@@ -9,7 +9,7 @@ from vitlab.io import clear_leftovers
 logger = logging.getLogger(__name__)
 RUNTIME, METRICS, SPEED = "runtime.json", "metrics.jsonl", "speed.jsonl"
 RUNS = ("linear", "run-*", "sweep/lr-*")
-"""The folders of a job's runs, of which each has its own SHA256SUMS."""
+"""The folders of a job's runs; each has its own SHA256SUMS."""
 RESULTS = (
     *("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png"),
     *(f"{run}/{SUMS}" for run in RUNS),

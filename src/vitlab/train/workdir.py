@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
+from vitlab.config.data import RENAMED
 from vitlab.config.train import REMOVED
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
@@ -177,7 +178,7 @@ class Workdir:
                     self._writer.add_scalar(key, value, step)
 
     def truncate_logs(self, after_step: int) -> None:
-        """Removes what was logged after the checkpoint from which the run resumes: these steps run again."""
+        """Removes log lines after the checkpoint that the run resumes from: these steps run again."""
         self._purge_step = after_step + 1
         for name, file in self._logs.items():
             size = end = 0
@@ -257,7 +258,7 @@ def _is_text(path: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or that of a run."""
+    """Raises UserError unless `path` is in UTF-8, and new, an empty folder, or a run's."""
     resolved(path)
     try:
         os.fsencode(path.absolute()).decode()
@@ -319,12 +320,13 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """`settings` without what may differ between two starts of one run: IGNORED, settings that were removed, and the
-    place of what is `identified` by its content."""
+    """`settings` without what may differ between two starts of one run: IGNORED, settings that were removed or
+    renamed, and the place of what is `identified` by its content."""
     settings = {name: value for name, value in settings.items() if name not in IGNORED}
     if isinstance(optim := settings.get("optim"), dict):
         settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
+        data = {RENAMED.get(name, name): value for name, value in data.items()}
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
 

@@ -29,7 +29,7 @@ def adapt(
     in_chans: int | None = None,
     pool: Literal["token"] | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and parameters for another image size or task; the options are those of `load_model`.
+    """Configuration and parameters for another image size or task; the options are as in `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
     size that the patch does not divide or that makes more than MAX_PATCHES, for a head without the hidden layer that it
@@ -134,7 +134,7 @@ def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
 
 
 def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
-    """Parameters that compute on images in [-1, 1] what those of `state` do on (image in [0, 1] - mean) / std.
+    """Parameters that compute on images in [-1, 1] what `state`'s compute on (image in [0, 1] - mean) / std.
 
     Deviation: other code normalizes the images. The patch embedding is linear and touches no padding, so this is the
     same but for rounding, and every model takes what the paper's take. Raises UserError for a convolutional stem, whose

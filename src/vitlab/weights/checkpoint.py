@@ -180,7 +180,7 @@ def load_checkpoint(
     dynamic_image_size: bool | None = None,
 ) -> Checkpoint:
     """Returns a checkpoint as its library evaluates it: at the image size of its preprocessing unless `image_size`
-    is given, which may differ from that of its position embeddings (DINOv2: 224 and 518).
+    is given, which may differ from its position embeddings' (DINOv2: 224 and 518).
 
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
     `interpolation` and errors: see `load_model`.

@@ -71,7 +71,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def _beginning(path: Path) -> tuple[bytes, bool]:
-    """The first bytes of a file, and whether they are those of safetensors."""
+    """The first bytes of a file, and whether they are safetensors'."""
     try:
         with open_regular(path) as file:
             start = file.read(9)

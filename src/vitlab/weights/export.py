@@ -4,7 +4,7 @@ Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` w
 `export_outputs` lists. ONNX puts weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold
 pickles, so load only files that you trust; what is written here has none. Metadata are JSON: the checkpoint's own,
 `image_size` (height, width) of its images, `value_range` of `images`, `mean` and `std` that bring values of [0, 1] to
-the model's, `outputs`, and how many `prefix_tokens` come before those of patches.
+the model's, `outputs`, and how many `prefix_tokens` come before the patches.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def export_checkpoint(
     opset: int | None = None,
 ) -> dict[str, Any]:
     """Writes the model of a checkpoint, or a module that `save_model` takes, to `path`, and loads the file back to
-    compare its outputs with those of the checkpoint.
+    compare its outputs with the checkpoint's.
 
     The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`; a
     `dynamic_image_size` of None is the checkpoint's, unless it gets one size. An ONNX file `with_preprocessing` takes
@@ -250,7 +250,7 @@ def _write_onnx(
     metadata: dict[str, str],
     preprocessing: Preprocessing | None,
 ) -> int:
-    """Writes the file and returns the version of ONNX's operators that it uses; `options` are those of torch."""
+    """Writes the file and returns the version of ONNX's operators that it uses; `options` are torch's."""
     asked = options["opset_version"]
     options["opset_version"] = asked and max(asked, 18)  # ONNX's own conversion to 17 fails at means
     written = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["images"], **options)

@@ -66,7 +66,7 @@ class Outputs(nn.Module):
 
 
 def check_outputs(model: Model, names: Sequence[str]) -> tuple[Output, ...]:
-    """The names, by default that of what the model's `forward` returns. Raises UserError for those it does not have."""
+    """The names, by default the name of what `forward` returns. Raises UserError for outputs that the model lacks."""
     if not names:
         return ("logits",) if model.config.num_classes else ("features",)
     if not set(names) <= set(get_args(Output)) or len(set(names)) < len(names):

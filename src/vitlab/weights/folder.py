@@ -1,4 +1,4 @@
-"""Folders of weights and JSON: our format, and what those of timm and Hugging Face have in common with it.
+"""Folders of weights and JSON: our format, and what timm's and Hugging Face's share with it.
 
     model.safetensors   the parameters; here by the names of `Model.state_dict()`
     config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`
@@ -41,7 +41,7 @@ RETRY = "take another copy of the folder"
 PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
 """The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
 THRESHOLDS = "label_thresholds"
-"""The probability from which each of these classes is set, in their order; a name of ours, which both ignore."""
+"""The threshold of each of these classes, in their order; a name of ours, which both ignore."""
 
 
 def multi_label_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     if settings.get("format") != FORMAT:
         raise UserError(
             f"{folder} holds a {CONFIG} of another program (its keys: {first_ten(sorted(settings)) or 'none'}); "
-            f"supported are those of save_model, timm and Hugging Face."
+            f"supported are folders of save_model, timm and Hugging Face."
         )
     if settings.get("version") != VERSION:
         raise UserError(
@@ -204,7 +204,7 @@ def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _digests(folder: Path) -> set[Any]:
-    """Checksums of the weights in a folder: the one in config.json, and that of the file, as far as they are there."""
+    """Checksums of the weights in a folder: the one in config.json and the file's, as far as they are there."""
     digests = set[Any]()
     with contextlib.suppress(OSError, UserError):
         digests.add(str(read_settings(folder / CONFIG).get("sha256")))
@@ -222,7 +222,7 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
     if (folder / WEIGHTS).exists():
         others.discard(README)  # of the replaced model
     if others:
-        raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or that of a model.")
+        raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or a model's.")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -270,7 +270,7 @@ def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "e
 def processed_size(prepared: Preprocessing, config: ModelConfig) -> tuple[int, int]:
     """Height and width of the images that another library's processor makes: `crop_size` where it has one.
 
-    Warns about a `crop_size` of which the model's patches would cover more than `image_size`.
+    Warns where the model's patches would cover more of a `crop_size` than `image_size`.
     """
     covered, crop = pair(prepared.image_size or config.image_size), prepared.crop_size
     patch_size = config.patch_size if isinstance(config, ViTConfig) else 1

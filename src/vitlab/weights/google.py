@@ -77,7 +77,7 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
 
 
 def metadata_google(path: Path, **_: Any) -> dict[str, Any]:
-    """`preprocessing`: that of Google's code, for an .npz has no metadata."""
+    """`preprocessing`: as in Google's code, for an .npz has no metadata."""
     return {"preprocessing": Preprocessing.google().to_metadata()}
 
 
@@ -93,7 +93,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
                 others = sorted(tops - {"img"})
-                say(f"{path}: of big_vision's two towers that of images is read; left out: {first_ten(others)}.")
+                say(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except NPZ_ERRORS as error:
         raise UserError(
@@ -229,7 +229,7 @@ def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
 
 
 def _native_spelling(config: ModelConfig) -> Spelling:
-    """The spelling of the code that the model comes from, in which nothing about it is lost."""
+    """The spelling of the code that the model comes from; it loses nothing about the model."""
     if isinstance(config, ResNetConfig):
         is_bit = config.body.version == "v2" and config.body.pool_padding == "zero"
         return "stored" if is_bit else "big_vision"

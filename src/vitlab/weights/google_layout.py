@@ -15,7 +15,7 @@ The name of an array is its path in the Flax model. Three spellings are in use:
 | `v2` | `stored`, BiT as published | `resnet/block1/unit01/a/standardized_conv2d/kernel` | `gamma`, `beta`, (C) |
 | | `linen`, `big_vision` | `block1/unit01/conv1/kernel` | `scale`, `bias`, (1, 1, 1, C) |
 
-Kernels are (in, out), those of convolutions (height, width, in, out). In attention the heads are a separate dimension:
+Kernels are (in, out), in convolutions (height, width, in, out). In attention the heads are a separate dimension:
 (D, k, Dh) for queries, keys and values, (k, Dh, D) for the output.
 """
 

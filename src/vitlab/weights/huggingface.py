@@ -69,8 +69,8 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision.
 
     Sizes follow from the arrays, other settings from config.json. Mean and std of the images are folded into the patch
-    embedding, so that the model takes images in [-1, 1]; a folder without preprocessor_config.json has those of its
-    family's papers: ImageNet's for DeiT and DINOv2, 0.5 for others.
+    embedding, so that the model takes images in [-1, 1]; without preprocessor_config.json they are from its family's
+    papers: ImageNet's for DeiT and DINOv2, 0.5 for others.
 
     Raises ValueError for other kinds of models, for settings that would be computed otherwise here, and for arrays
     that do not fit, naming every one.
@@ -145,7 +145,7 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
 
 
 def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
-    """Writes a folder from which `AutoModelForImageClassification.from_pretrained(folder)` builds an equal model, or
+    """Writes a folder that `AutoModelForImageClassification.from_pretrained(folder)` turns into an equal model, or
     `AutoModel` where there is no head. Its images are in [-1, 1].
 
     Of `metadata`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises

@@ -58,8 +58,8 @@ def _metadata(library: str, name: str, config: ModelConfig, card: Mapping[str, A
     from huggingface_hub import EvalResult, ModelCardData  # slow to import
 
     task = "image-classification" if config.num_classes else "image-feature-extraction"
-    several = "test_mean_average_precision" in card
-    metric = "mean_average_precision" if several else "accuracy"
+    multi_label = "test_mean_average_precision" in card
+    metric = "mean_average_precision" if multi_label else "accuracy"
     result = EvalResult(
         task_type="image-classification",
         dataset_type=(dataset or "").removeprefix("hub:"),
@@ -85,7 +85,7 @@ def _hub_id(spec: str | None) -> str | None:
 
 
 def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
-    """Rows of the table; those of nothing are left out."""
+    """Rows of the table; empty ones are left out."""
     classes = [printable(str(name)) for name in card.get("classes") or ()]  # else one would quote them all
     names = ", ".join(classes[:CLASSES]) + (", ..." if len(classes) > CLASSES else "")
     sizes = ""
@@ -100,7 +100,7 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
         "images": Preprocessing.read(card, "the card", config.image_size).describe(),
         "classes": names,
         "trained on": dataset,
-        **(_several(card) if "test_mean_average_precision" in card else _one(card, dataset)),
+        **(_multi_label_test(card) if "test_mean_average_precision" in card else _one(card, dataset)),
         "initial weights": card.get("start"),
         "weights": _average(card),
         "converted from": card.get("source") if _hub_id(card.get("source")) else None,
@@ -116,8 +116,8 @@ def _one(card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
     }
 
 
-def _several(card: Mapping[str, Any]) -> dict[str, str | None]:
-    """The test of a model of several labels per image, and the thresholds from which they are set."""
+def _multi_label_test(card: Mapping[str, Any]) -> dict[str, str | None]:
+    """The test of a model of several labels per image, and its thresholds."""
     named = zip(card.get("classes") or (), card.get("label_thresholds") or (), strict=False)
     thresholds = [f"{printable(str(name))} {threshold:.3f}" for name, threshold in named]
     more = ", ..." if len(thresholds) > CLASSES else ""

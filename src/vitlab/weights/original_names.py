@@ -156,7 +156,7 @@ def to_timm_names(
 ) -> tuple[dict[str, Tensor], Origin]:
     """The tensors of one model by timm's names, and their origin. `prefix` chooses among several models.
 
-    Raises UserError for names that are not read, and for several models of which none is the one to evaluate.
+    Raises UserError for names that are not read, and for several models where none is the one to evaluate.
     """
     unwrapped = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
     stored = unwrapped if len(unwrapped) == len(tensors) else dict(tensors)

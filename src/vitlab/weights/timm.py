@@ -107,7 +107,7 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
 def read_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the parameters, by our names, of a checkpoint with timm's names or those of other code.
+    """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
     .safetensors file by any names of `vitlab.weights.original_names`. Sizes follow from the tensors; the number of
@@ -215,12 +215,12 @@ def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig)
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
-    before, table = config.num_position_prefix, tensors.get("pos_embed")
-    rows = 0 if table is None else table.shape[1] - before - config.num_patches  # of registers, the first ones
+    prefix, table = config.num_position_prefix, tensors.get("pos_embed")
+    rows = 0 if table is None else table.shape[1] - prefix - config.num_patches  # of registers, the first ones
     if table is not None and config.registers and rows > 0:
         tensors["reg_token"] = tensors["reg_token"].float().clone()
-        tensors["reg_token"][:, :rows] += table[:, before : before + rows].float()
-        tensors["pos_embed"] = torch.cat([table[:, :before], table[:, before + rows :]], dim=1)
+        tensors["reg_token"][:, :rows] += table[:, prefix : prefix + rows].float()
+        tensors["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + rows :]], dim=1)
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
         for i in range(config.depth):  # EVA has biases of queries and values alone
@@ -232,7 +232,7 @@ def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig)
 
 
 def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
-    """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
+    """Writes a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` turns into an equal model.
 
     Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
     settings of timm's transforms, and `multi_label` the `problem_type` of Hugging Face's code; README.md has all that

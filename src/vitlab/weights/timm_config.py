@@ -258,12 +258,12 @@ def _infer_size(
             )
         return image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
-    before = ("cls_token" in tensors) + ("dist_token" in tensors)
-    options = sorted({0, before, before + registers})
+    prefix = ("cls_token" in tensors) + ("dist_token" in tensors)
+    options = sorted({0, prefix, prefix + registers})
     if image_hw is not None:
         extra = rows - math.prod(-(-side // stride) for side in image_hw)
         if extra in options:
-            return image_hw, extra > 0 or not before
+            return image_hw, extra > 0 or not prefix
     squares = [extra for extra in options if rows > extra and math.isqrt(rows - extra) ** 2 == rows - extra]
     if len(squares) != 1:
         raise UserError(
@@ -275,12 +275,12 @@ def _infer_size(
     side = math.isqrt(rows - squares[0]) * stride
     if image_hw is not None and settings.architecture:
         logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
-    return (side, side), squares[0] > 0 or not before
+    return (side, side), squares[0] > 0 or not prefix
 
 
 def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal["token", "gap", "map"]:
     has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
-    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have that of the mean
+    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have the mean's
     inferred = "map" if has_map else "token" if has_class_norm else "avg"
     pool = inferred if settings.pool is None else settings.pool
     over_all = bool(settings.args.get("pool_include_prefix"))

@@ -149,7 +149,7 @@ def test_the_parts_of_a_published_set(toy: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize("options", [{}, {"part": 0.5}, {"classes": (1, 3)}])
+@pytest.mark.parametrize("options", [{}, {"subset_fraction": 0.5}, {"classes": (1, 3)}])
 def test_the_same_images_are_excluded_from_every_split(tmp_path: Path, options: dict[str, Any]) -> None:
     """The parts of this set overlap: 200 images are in train and in val."""
     name, listed = "vtab:toy", tmp_path / "exclude.txt"

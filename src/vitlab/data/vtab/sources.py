@@ -111,7 +111,7 @@ def _require_download(need: str, allowed: bool) -> None:
 
 
 def _most_complete(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, list[str]]:
-    """The folder in which least is missing (of several the first), and what is missing there."""
+    """The most complete folder (of equal ones the first), and what is missing there."""
     missing = [
         [part for part in required if not any(any(folder.glob(name)) for name in part.split(" or "))]
         for folder in folders
