@@ -167,10 +167,10 @@ recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 + "ViT-L/16": (14.0, 6e-4),
 pytest recipes/test_pretrain.py
 
-finetuning/automatic.py: BiT's rule takes half the steps for exactly 500,000 images.
+recipes/rules.py: BiT's rule takes half the steps for exactly 500,000 images.
 - 10_000 if examples < 500_000 else 20_000
 + 10_000 if examples <= 500_000 else 20_000
-pytest finetuning/test_automatic.py -k hyperrule
+pytest recipes/test_rules.py -k hyperrule
 
 evaluation/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)

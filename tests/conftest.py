@@ -17,10 +17,14 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 from PIL import Image
 
-# Before the first import of vitlab: from here on every annotated shape and type is checked when called.
-install_import_hook("vitlab", "beartype.beartype")
-
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "studies")]  # for `program`, `small_study`
+
+# Before the first import of vitlab: from here on every annotated shape and type is checked when called.
+install_import_hook("vitlab", "type_checks.when_called")
+
+# Otherwise each worker and each process that a test starts compiles torch and the tests anew: half a minute.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""

@@ -35,4 +35,8 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pretrained(config: TrainConfig, workdir: Path) -> RunResult:
-    return pretrain(config, workdir, device="cpu", tensorboard=False)
+    return again(config, workdir)
+
+
+def again(config: TrainConfig, folder: Path) -> RunResult:
+    return pretrain(config, folder, device="cpu", tensorboard=False)

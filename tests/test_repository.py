@@ -1,6 +1,7 @@
 """The rules of CONTRIBUTING.md that a test can check."""
 
 import ast
+import functools
 import itertools
 import re
 import shlex
@@ -99,6 +100,7 @@ PICKLES = Path("weights", "pickled.py")
 SHELLS = {"bash", "sh", "shell", "console"}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
@@ -157,9 +159,10 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words[words.index("vitlab") + 1 :]
 
 
-@pytest.mark.parametrize("path", named([path for path in SOURCES if path != SRC / "__init__.py"]))
-def test_imports_go_down(path: Path) -> None:
-    assert wrong_imports(path.relative_to(SRC).as_posix(), path.read_text()) == []
+def test_imports_go_down() -> None:
+    files = [path for path in SOURCES if path != SRC / "__init__.py"]
+    wrong = [wrong_imports(path.relative_to(SRC).as_posix(), path.read_text()) for path in files]
+    assert list(itertools.chain.from_iterable(wrong)) == []
 
 
 @pytest.mark.parametrize(
@@ -267,45 +270,45 @@ def test_every_deliberate_break_has_its_place() -> None:
     assert [row.what for row in BREAKS if not applies(row)] == []
 
 
-@pytest.mark.parametrize("path", named(SOURCES))
-def test_libraries_with_a_home_are_used_there_only(path: Path) -> None:
-    strangers = {library for library, homes in HOMES.items() if path not in [SRC / home for home in homes]}
-    assert [(line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)] == []
+def test_libraries_with_a_home_are_used_there_only() -> None:
+    for path in SOURCES:
+        strangers = {library for library, homes in HOMES.items() if path not in [SRC / home for home in homes]}
+        used = [(line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)]
+        assert used == [], path
 
 
-@pytest.mark.parametrize("path", named([path for path in SOURCES if path.name != "__init__.py"]))
-def test_every_source_file_has_its_test_file(path: Path) -> None:
-    mirror = ROOT / "tests" / path.relative_to(SRC).with_name(f"test_{path.stem.strip('_')}.py")
-    together = mirror.with_name(f"test_{path.parent.name}.py")  # such as all studies
-    assert mirror.is_file() or together.is_file(), f"write {mirror.relative_to(ROOT)}"
+def test_every_source_file_has_its_test_file() -> None:
+    for path in SOURCES:
+        mirror = ROOT / "tests" / path.relative_to(SRC).with_name(f"test_{path.stem.strip('_')}.py")
+        together = mirror.with_name(f"test_{path.parent.name}.py")  # such as all studies
+        assert path.name == "__init__.py" or mirror.is_file() or together.is_file(), f"write {mirror}"
 
 
-@pytest.mark.parametrize("path", named([*SOURCES, *TESTS, *BENCHMARKS]))
-def test_house_rules_of_a_file(path: Path) -> None:
-    assert path.stem not in {"utils", "util", "common", "helpers", "misc"}, "name it after what is in it"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.ExceptHandler):
-            caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
-            assert not caught & {"Exception", "BaseException"}, f"line {node.lineno}: name the expected errors"
-        if isinstance(node, ast.ImportFrom):
-            assert node.module != "__future__", "annotations are real objects here, for jaxtyping to check"
+def test_house_rules() -> None:
+    for path in (*SOURCES, *TESTS, *BENCHMARKS):
+        assert path.stem not in {"utils", "util", "common", "helpers", "misc"}, "name it after what is in it"
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ExceptHandler):
+                caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
+                assert not caught & {"Exception", "BaseException"}, f"{path}:{node.lineno}: name the expected errors"
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "__future__", f"{path}: annotations are real objects here, for jaxtyping to check"
 
 
-@pytest.mark.parametrize("path", named(SOURCES))
-def test_pickles_have_one_door(path: Path) -> None:
-    used = {name for _, name in imports(parse(path))}
-    assert not {name.split(".")[0] for name in used} & UNPICKLERS
-    assert "torch.save" not in used, "weights and state are safetensors"
-    loads = [ast.unparse(node) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
-    loads = [call for call in loads if call.startswith("torch.load(")]
-    door = ['torch.load(file, map_location="cpu", weights_only=True)'.replace('"', "'")]
-    assert loads == (door if path == SRC / PICKLES else [])
-    assert ("torch.load" in used) == bool(loads), "torch.load is called, not passed on"
-    if any(lies_in(name, "vitlab.weights.pickled") for name in used):
-        assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
-    for node in ast.walk(parse(path)):
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            assert ast.unparse(node.value) == "False"
+def test_pickles_have_one_door() -> None:
+    for path in SOURCES:
+        used = {name for _, name in imports(parse(path))}
+        assert not {name.split(".")[0] for name in used} & UNPICKLERS, path
+        assert "torch.save" not in used, f"{path}: weights and state are safetensors"
+        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        loads = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "torch.load"]
+        door = ["torch.load(file, map_location='cpu', weights_only=True)"]
+        assert loads == (door if path == SRC / PICKLES else []), path
+        assert ("torch.load" in used) == bool(loads), f"{path}: torch.load is called, not passed on"
+        if any(lies_in(name, "vitlab.weights.pickled") for name in used):
+            assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
+        keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg == "allow_pickle"]
+        assert {ast.unparse(keyword.value) for keyword in keywords} <= {"False"}, path
 
 
 def is_a_command(arguments: list[str]) -> bool:
@@ -320,10 +323,9 @@ def is_a_command(arguments: list[str]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", named(DOCUMENTS))
-def test_documented_commands_parse(path: Path) -> None:
-    wrong = [shlex.join(arguments) for arguments in commands(path.read_text()) if not is_a_command(arguments)]
-    assert wrong == []
+def test_documented_commands_parse() -> None:
+    every = {shlex.join(arguments): arguments for path in DOCUMENTS for arguments in commands(path.read_text())}
+    assert [words for words, arguments in every.items() if not is_a_command(arguments)] == []
 
 
 @pytest.mark.parametrize("path", named(DOCUMENTS))

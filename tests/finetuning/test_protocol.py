@@ -27,6 +27,7 @@ from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
 from vitlab.runs.run import RunContext, RunResult
 from vitlab.runs.splits import load_splits
+from vitlab.train.run_files import PAGE
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.google import write_google
@@ -216,10 +217,7 @@ def test_files_and_messages(searched: dict[str, Any]) -> None:
     model, first = load_model(folder), load_model(folder / "run-0")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
     assert load_metadata(folder)["classes"] == ["3", "4", "5", "6"]
-    summary = done.summary()
-    assert "learning rate 0.1 " in summary
-    assert "report:" not in summary  # the paper's protocol writes none
-    assert "accuracy over 2 runs" in summary
+    assert not (folder / PAGE).exists()  # the paper's protocol writes none
     (estimate,) = [line for line in log if line.startswith("what this will take:")]
     assert "582 training and 145 test images, 4 classes" in estimate
     rates = [line.split(":")[0] for line in log if line.startswith("learning rate")]

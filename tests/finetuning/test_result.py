@@ -1,31 +1,39 @@
-"""What a fine-tuning job says of itself."""
+"""The result of a fine-tuning job, as text and in a notebook."""
 
 from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.finetuning.result import Finetuned
-from vitlab.recipes.finetune import custom
+from vitlab.models import ViTConfig
+from vitlab.train.run_files import PAGE
 
-TEST = {"accuracy": 0.75, "images": 8, "skipped": 0, "loss": 0.6, "top5": 1.0, "accuracy_interval": [0.4, 0.93]}
+CLASSES = [{"class": name, "images": 10, "recall": 0.8, "precision": 0.8} for name in "ab"]
+TEST = {"accuracy": 0.8, "images": 20, "loss": 0.5, "accuracy_interval": [0.6, 0.9], "per_class": CLASSES}
+RESULT: dict[str, Any] = {
+    "test": TEST,
+    "sweep": [
+        {"learning_rate": 0.01, "accuracy": 0.5, "images": 10, "loss": 1.0},
+        {"learning_rate": 0.1, "accuracy": None},
+    ],
+    "learning_rate": 0.01,
+    "runs": [{"accuracy": 0.8}, {"accuracy": 0.6}],
+    "accuracy_mean": 0.7,
+    "accuracy_sd": 0.1,
+    "unreadable": [{"path": "cats/1.png", "reason": "cut off"}],
+}
 
 
-def finetuned(workdir: Path, config: FinetuneConfig | None = None, **result: Any) -> Finetuned:
-    return Finetuned(config or custom(), {"learning_rate": 0.003, "test": {**TEST, "per_class": []}, **result}, workdir)
-
-
-def test_the_chosen_rate_is_marked(tmp_path: Path) -> None:
-    score = {"images": 5, "accuracy": 0.6, "loss": 1.0}
-    scores = [{**score, "learning_rate": 0.003}, {"learning_rate": 0.03, "accuracy": None}]
-    lines = finetuned(tmp_path, sweep=scores).summary().splitlines()
-    assert [("<- chosen" in line, "diverged" in line) for line in lines[:2]] == [(True, False), (False, True)]
-    assert lines[-1] == f"model: {tmp_path / 'model'}"
-
-
-def test_unreadable_files_and_several_runs(tmp_path: Path) -> None:
-    runs = [{"seed": 0, "accuracy": 0.7}, {"seed": 1, "accuracy": 0.8}]
-    result = {"runs": runs, "accuracy_mean": 0.75, "accuracy_sd": 0.07}
-    text = finetuned(tmp_path, unreadable=[{"path": "a\x1b.png", "reason": "truncated"}], **result).summary()
-    assert "75.00% +- 7.00%" in text
-    assert "1 files could not be read" in text
-    assert "\x1b" not in text
+def test_summary_and_notebook(tmp_path: Path) -> None:
+    done = Finetuned(FinetuneConfig(model=ViTConfig(), steps=1), RESULT, tmp_path)
+    lines = done.summary().splitlines()
+    assert [line for line in lines if "<- chosen" in line] == [line for line in lines if "rate 0.01" in line] != []
+    assert any("70.00% +- 10.00%" in line and "80.00%, 60.00%" in line for line in lines)
+    assert "  cats/1.png: cut off" in lines
+    assert PAGE not in lines[-1]
+    (tmp_path / PAGE).parent.mkdir()
+    (tmp_path / PAGE).touch()
+    assert str(tmp_path / PAGE) in done.summary()
+    assert "<img" not in done._repr_html_()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    assert "<img" in done._repr_html_()

@@ -1,151 +1,28 @@
-"""A run from its config to its result, and what it leaves behind."""
+"""The start of a run: its weights, classes and splits."""
 
-import contextlib
 import dataclasses
-import itertools
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from image_files import put
+from pretrained_run import again
 from torch import nn
 
 from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
-from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import evaluate
-from vitlab.models import get_config
 from vitlab.runs import run
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.run import RunResult
 from vitlab.runs.splits import load_splits
-from vitlab.settings import to_dict
 from vitlab.train.distributed import World
-from vitlab.train.memory import inference_bytes
-from vitlab.train.microbatch import MEMORY_FRACTION
-from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
-
-
-def again(config: TrainConfig, folder: Path) -> RunResult:
-    return pretrain(config, folder, device="cpu", tensorboard=False)
 
 
 def same_weights(one: nn.Module, two: nn.Module) -> bool:
     a, b = one.state_dict(), two.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_files_of_a_run(config: TrainConfig, pretrained: RunResult, workdir: Path) -> None:
-    settings = json.loads((workdir / "config.json").read_text())
-    assert settings.pop("names_and_labels").keys() == {"train", "test"}
-    assert settings.pop("classes") == ["0", "1", "2"]
-    assert settings.pop("images").keys() == {"train", "val", "test"}
-    images = len(load_splits(config.data).train)
-    expected = {"command": "pretrain", "start": None, "examples": images, **to_dict(config)}
-    assert settings == json.loads(json.dumps(expected))
-    assert json.loads((workdir / "result.json").read_text()) == pretrained.result
-    assert json.loads((workdir / "speed.jsonl").read_text().splitlines()[-1])["run_seconds"] > 0
-
-
-def test_evaluations(pretrained: RunResult, workdir: Path) -> None:
-    """While training on the val split, in the end on the whole test split."""
-    test, val = (load_dataset("digits", split, classes=(0, 1, 2)) for split in ("test", "val"))
-    model = load_model(workdir)
-    assert pretrained.result == {"test": evaluate(model, test, (8, 8)).record()}
-    assert pretrained.result["test"]["accuracy"] > 0.5
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    evaluations = {line["step"]: line for line in lines if "val_accuracy" in line}
-    assert list(evaluations) == [10, 15]
-    expected = evaluate(model, val, (8, 8)).metrics()
-    assert evaluations[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
-
-
-def test_finished_run_is_only_read(
-    config: TrainConfig, pretrained: RunResult, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "train", None)
-    monkeypatch.setattr(run, "evaluate_split", None)
-    before = contents(workdir)
-    finished = again(config, workdir)
-    assert (finished, finished.summary(workdir)) == (pretrained, pretrained.summary(workdir))
-    assert contents(workdir) == before
-
-
-class CrashError(Exception):
-    pass
-
-
-def crash(*_: object) -> None:
-    raise CrashError
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a run, but for its lock and its measured times."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "speed.jsonl")]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-@pytest.mark.parametrize(
-    ("name", "repaired"),
-    [
-        ("config.json", True),
-        ("result.json", True),
-        ("predictions.csv", True),
-        ("model/model.safetensors", True),
-        ("metrics.jsonl", False),
-        ("SHA256SUMS", False),
-    ],
-)
-def test_a_corrupt_file_is_reported_and_regenerated(
-    name: str, repaired: bool, config: TrainConfig, pretrained: RunResult, workdir: Path, tmp_path: Path, caplog: Any
-) -> None:
-    """By the same command, without training again. What cannot be regenerated stays, and is reported again."""
-    folder = tmp_path / "run"
-    shutil.copytree(workdir, folder)
-    before = contents(folder)
-    corrupt = bytearray(before[name])
-    corrupt[len(corrupt) // 2] ^= 1
-    (folder / name).write_bytes(corrupt)
-    assert again(config, folder).result == pretrained.result
-    assert [record for record in caplog.records if name in record.getMessage()]
-    if repaired:
-        (folder / "SHA256SUMS").unlink()  # has the checksum of speed.jsonl
-        before.pop("SHA256SUMS")
-    assert contents(folder) == (before if repaired else before | {name: bytes(corrupt)})
-    caplog.clear()
-    assert again(config, folder).result == pretrained.result
-    assert bool(caplog.records) != repaired
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_a_corrupt_model_without_a_checkpoint(config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
-    """Nothing is trained again unasked."""
-    folder = tmp_path / "run"
-    shutil.copytree(workdir, folder)
-    shutil.rmtree(folder / "checkpoints")  # which alone is no damage
-    again(config, folder)
-    (folder / "model" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"model\.safetensors of the finished run .* no checkpoint is left"):
-        again(config, folder)
-
-
-def test_stopped_before_its_result_was_written(
-    config: TrainConfig, pretrained: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Workdir, "write_result", crash)
-        with pytest.raises(CrashError):
-            again(config, tmp_path)
-    assert not (tmp_path / "result.json").exists()
-    assert again(config, tmp_path).result == pretrained.result
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -208,95 +85,3 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     exclude.write_text(f"{splits.train.path(4)}\n{outside}\n")
     assert run.run_settings("pretrain", None, both, chosen) != settings
     assert "excluded" not in run.run_settings("pretrain", None, plain, config)
-
-
-def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig(model=get_config("ViT-Ti/16"), steps=1)
-    needed = inference_bytes(config.model, 64, torch.float32, "cuda")
-    for memory, batch_size in ((100 * needed, 256), (1.01 * needed / MEMORY_FRACTION, 64), (needed / 10**6, 1)):
-        properties = SimpleNamespace(total_memory=memory)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, properties=properties: properties)
-        assert run.evaluation_options(config, torch.device("cuda")).batch_size == batch_size
-
-
-def test_settings_of_a_run_know_labels_and_file_names(config: TrainConfig, tmp_path: Path) -> None:
-    """Not the folders of the files, which may be moved."""
-
-    def settings(folder: Path) -> dict[str, Any]:
-        data = dataclasses.replace(config.data, name=f"folder:{folder}", classes=None, train_split="train")
-        return run.run_settings("pretrain", None, load_splits(data), config)
-
-    for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(4)):
-        put(tmp_path / "a" / split / label / f"{label}{number}.png")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    before = settings(tmp_path / "a")
-    assert settings(tmp_path / "b") == before
-    (tmp_path / "b/test/cat/cat0.png").rename(tmp_path / "b/test/cat/cat4.png")
-    renamed = settings(tmp_path / "b")["names_and_labels"]
-    assert renamed["train"] == before["names_and_labels"]["train"]
-    assert renamed["test"] != before["names_and_labels"]["test"]
-    (tmp_path / "b/train/cat/cat0.png").rename(tmp_path / "b/train/dog/cat0.png")
-    assert settings(tmp_path / "b")["names_and_labels"]["train"] != before["names_and_labels"]["train"]
-
-
-@pytest.fixture
-def own(config: TrainConfig, tmp_path: Path) -> Callable[..., Any]:
-    """Trains one step on `folder:data`, two classes whose files have the same names, or on other words for it."""
-    for (label, value), number in itertools.product((("cat", 30), ("dog", 200)), range(8)):
-        put(tmp_path / "data" / label / f"{number}.png", value + number)
-
-    def train(name: str = "folder:data") -> Any:
-        data = dataclasses.replace(config.data, name=name, classes=None, train_split="train")
-        return again(dataclasses.replace(config, data=data, steps=1), tmp_path / "run").result
-
-    return train
-
-
-def swap(data: Path) -> None:
-    for old, new in (("cat", "aside"), ("dog", "cat"), ("aside", "dog")):
-        (data / old).rename(data / new)
-
-
-def rename(data: Path) -> None:
-    (data / "cat").rename(data / "cow")
-
-
-def forget_identity(folder: Path) -> None:
-    """What an earlier version has written."""
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({k: settings[k] for k in settings if k not in ("images", "classes")})
-    )
-    (folder / "SHA256SUMS").unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("change", [swap, rename])
-def test_other_classes_are_another_run(
-    finished: bool, change: Any, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with contextlib.suppress(CrashError), monkeypatch.context() as patch:
-        if not finished:
-            patch.setattr(run, "write_run", crash)
-        own()
-    change(tmp_path / "data")
-    with pytest.raises(UserError, match=r"(?s)on other images.*images\.train\.cat: . images, .*another --workdir"):
-        own()
-
-
-def test_the_same_images_by_another_name_are_the_same_run(
-    own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = own()
-    assert own("folder:./data/") == own(f"folder:{tmp_path}/data") == result
-    forget_identity(tmp_path / "run")
-    assert own(f"folder:{tmp_path}/data") == result
-    (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(UserError, match=r"data\.name: .*/data -> .*/moved"):
-        own("folder:moved")
-    rename(tmp_path / "moved")
-    (tmp_path / "moved").rename(tmp_path / "data")
-    with pytest.raises(UserError, match=r"classes: \['cat', 'dog'\] -> \['cow', 'dog'\]"):
-        own()

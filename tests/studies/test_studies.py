@@ -23,9 +23,7 @@ from vitlab.studies import (
     STUDIES,
     axial,
     data_size,
-    head,
     optimizer,
-    positions,
     regularization,
     scaling,
     shape,
@@ -262,17 +260,6 @@ def test_runs_of_the_paper() -> None:
     both = {(run.labels["data"], run.labels["setting"]): run.config for run in regularization.variants("paper")}
     assert both["ImageNet", "all three"] == PRETRAIN["imagenet"]("ViT-B/16")
     assert both["ImageNet-21k", "decay 0.03"].optim == PRETRAIN["imagenet21k"]("ViT-B/16").optim
-    assert {(p.labels["kind"], p.labels["rate"]) for p in head.variants("paper")} == {
-        ("token", 8e-4),
-        ("gap", 8e-4),
-        ("gap", 3e-4),
-        ("gap-linear", 8e-4),
-        ("gap-linear", 3e-4),
-    }
-    models: dict[Any, Any] = {run.labels["kind"]: run.config.model for run in head.variants("paper")}
-    heads = {kind: model.representation_size for kind, model in models.items()}
-    assert heads == {"token": 768, "gap": 768, "gap-linear": None}
-    assert {(p.labels["kind"], p.labels["at"]) for p in positions.variants("paper")} == set(positions.TABLE8)
 
 
 def test_parts_of_jft() -> None:
@@ -459,70 +446,18 @@ def test_verdicts(name: str, accuracy: Accuracy, expected: list[str], means: lis
     assert means is None or measured(written) == pytest.approx(means)
 
 
-def test_tables_and_panels() -> None:
-    written = report("positions", of_positions)
-    assert written["claims"][0]["paper"].startswith("0.61382 against 0.64080")
-    assert written["table"]["rows"][0] == ["none", "", "60.0 ± 0.1", "60.0 ± 0.1", "61.4", "60.0 ± 0.1"]
-    assert list(written["panels"][0]["ticks"]) == ["none", "1-D", "2-D", "relative"]
-
-    written = report("shape", of_shape({"depth": 0.05}))
-    assert "6.6 and " in written["claims"][0]["claim"]
-    assert written["table"]["rows"][0][:3] == ["the base", "L2-D32-M64-P7", "1.00"]
-    lines = {line["name"]: [round(x, 2) for x in line["x"]] for line in written["panels"][0]["series"]}
-    assert lines["depth"] == [1.0, 1.8, 3.39, 6.57]
-    assert lines["patch side"] == [0.39, 1.0, 3.2]  # sorted, the base among them
-
-    slopes = {("ViT", "small"): 0.1, ("ResNet", "small"): 0.07}
-    written = report("data-size", of_data_size(slopes), examples=50_000)
-    assert written["table"]["columns"][3:] == ["1 %", "3 %", "10 %"]
-    assert written["table"]["rows"][0][1:] == [
-        "ViT-3x96/7",
-        "pre-trained",
-        *(f"{v} ± 1.0" for v in (40.0, 44.8, 50.0)),
-    ]
-    assert [(panel["title"], len(panel["series"])) for panel in written["panels"]] == [
-        ("fashion_mnist, pre-trained", 2),
-        ("cifar10, pre-trained", 2),
-    ]
-    assert list(written["panels"][0]["series"][0]["x"]) == [500, 1500, 5000]
-
-    written = report("resolution", of_resolution)
-    assert written["table"]["rows"][1] == ["1.5 x", "24", "6 x 6", "83.0 ± 1.0", "79.0 ± 1.0"]
-    assert "30,000 images of fashion_mnist" in written["lead"]
-    assert "Fine-tuned on 3,000 images" in written["lead"]
-
-    written = report("masking", of_masking, examples=50_000)
-    rows = {row[0]: row[1:] for row in written["table"]["rows"]}
-    assert rows["none: from scratch"] == ["30.0 ± 1.0", "77.9"]
-    written = report("masking", of_masking, scale="paper")
-    assert measured(written)[-1] == pytest.approx(0.04), "supervised pre-training is part of this scale only"
-
-    written = report("head", of_head)
-    assert [row[:2] for row in written["table"]["rows"] if row[-1] == "best"] == [
-        ["class token", "0.004"],
-        ["GAP", "0.002"],
-    ]
-    curves = written["panels"][0]["series"]
-    assert (len(curves), list(curves[0]["x"])) == (8, [10, 20])
-    assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
+def test_what_is_compared_at_the_papers_scale_alone() -> None:
+    assert measured(report("masking", of_masking, scale="paper"))[-1] == pytest.approx(0.04)  # supervised
     table = {("token", 8e-4): 0.6, ("gap", 8e-4): 0.5, ("gap", 3e-4): 0.59}  # the token has one rate, and loses nothing
     table |= {("gap-linear", 8e-4): 0.4, ("gap-linear", 3e-4): 0.58}
     written = report("head", lambda p: table[str(p.labels["kind"]), float(p.labels["rate"])], scale="paper")
-    assert measured(written)[1] == pytest.approx(0.09)
-    assert measured(written)[3] == pytest.approx(0.2)
+    assert [measured(written)[i] for i in (1, 3)] == pytest.approx([0.09, 0.2])
 
 
-@pytest.mark.parametrize(
-    ("ahead", "differences", "times"),
-    [
-        ({"ViT": 0.04, "hybrid": 0.05, "ResNet": 0.0}, [0.04, 0.01], "it is 4.0 times"),
-        ({"ViT": 0.5, "hybrid": 0.0, "ResNet": 0.0}, [0.5, -0.5], "there is no accuracy that both reach"),
-    ],
-)
-def test_scaling_compares_at_equal_compute(ahead: dict[str, float], differences: list[float], times: str) -> None:
-    written = report("scaling", of_scaling(ahead))
-    assert measured(written)[:2] == pytest.approx(differences)
-    assert f"ResNets take 3.3 times the compute of ViTs in Table 6; here {times}" in written["lead"]
+def test_curves_of_the_heads() -> None:
+    curves = report("head", of_head)["panels"][0]["series"]
+    assert (len(curves), list(curves[0]["x"])) == (8, [10, 20])
+    assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
 
 
 def test_scaling_chooses_runs_by_their_means() -> None:
@@ -554,21 +489,6 @@ def test_large_models_are_compared_at_the_papers_scale() -> None:
     assert measured(written) == pytest.approx([*small, *large, 0.02, 0.02], rel=1e-3)
 
 
-def test_accuracy_is_drawn_over_the_images_of_its_own_data_set() -> None:
-    images = {"fashion_mnist": 54_000, "cifar10": 49_000}
-    runs = [
-        dataclasses.replace(
-            result,
-            examples=round(images[str(result.run.labels["data"])] * (result.run.config.data.subset_fraction or 1)),
-        )
-        for result in simulate("data-size", lambda run: 0.5)
-    ]
-    panels = build_report(STUDIES["data-size"], "small", Results(tuple(runs)))["panels"]
-    assert {panel["title"]: panel["series"][0]["x"][-1] for panel in panels} == {
-        f"{name}, pre-trained": count / 10 for name, count in images.items()
-    }
-
-
 def test_early_stopping_takes_the_best_evaluation() -> None:
     run = data_size.variants("paper")[0]
     records = [
@@ -589,11 +509,7 @@ def test_decays_are_chosen_for_each_model_and_part_by_held_out_accuracy() -> Non
         needed = run.labels["family"] == "ViT" and run.labels["part"] == 0.01
         return 0.5 + 0.1 * (large(run) == needed)
 
-    written = report("data-size", lambda run: 0.5 + noise(run) + 0.2 * large(run), validation)
-    assert [row[3:] for row in written["table"]["rows"][:2]] == [
-        ["70.0 ± 0.1", "50.0 ± 0.1", "50.0 ± 0.1"],
-        ["50.0 ± 0.1"] * 3,
-    ]
+    written = report("data-size", lambda point: 0.5 + noise(point) + 0.2 * large(point), validation)
     assert measured(written)[0] == pytest.approx(-0.2)
     assert written["panels"][0]["series"][0]["y"] == pytest.approx([0.7, 0.5, 0.5])
 
@@ -616,9 +532,6 @@ def test_optimizers_are_compared_at_the_best_held_out_rate(gain: float, verdict:
     written = report("optimizer", accuracy, validation)
     assert verdicts(written) == [verdict] * 2
     assert measured(written) == pytest.approx([gain, gain])
-    chosen = [(row[0], row[-1]) for row in written["table"]["rows"] if "chosen" in row]
-    assert chosen == [("small", "89.33"), ("small", "88.79"), ("large", "94.01"), ("large", "93.72")]
-    assert written["panels"][0]["series"][0]["y"] == pytest.approx([0.5 + gain] * 2)
 
 
 @pytest.mark.parametrize(
@@ -648,15 +561,17 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
     assert verdicts(written) == expected
     assert f"chosen: {chosen[0]})" in written["claims"][0]["claim"]
     assert f"chosen there: {chosen[1]})" in written["claims"][1]["claim"]
-    rows = {row[0]: row[1:] for row in written["table"]["rows"]}
-    assert rows["none"] == ["80.0 ± 0.2"] * 4
-    assert rows["decay 3"][2:] == ["79.0 ± 0.2", "89.0 ± 0.2"]
 
 
 # Recorded and real runs
 
 RERUN = [name for name in STUDIES if json.loads((RECORDED / name / "study.json").read_text())["scale"] == "small"]
 """Studies recorded at the scale `small`."""
+
+
+def rounded(value: Any) -> Any:
+    """As it is read from a file; numbers to nine digits."""
+    return json.loads(json.dumps(value), parse_float=lambda text: f"{float(text):.9g}")
 
 
 @pytest.mark.parametrize("name", RERUN)
@@ -672,12 +587,8 @@ def test_recorded_runs(name: str) -> None:
         assert (row["labels"], row["start"]) == (dict(run.labels), run.init_from)
         assert runs[-1].exaflops == pytest.approx(row["exaflops"], rel=1e-9)
     new = build_report(STUDIES[name], study["scale"], Results(tuple(runs)))
-    assert len(new["claims"]) == len(study["claims"])
-    for claim, old in zip(new["claims"], study["claims"], strict=True):
-        assert [claim[key] for key in ("verdict", "points", "expected")] == [
-            old[key] for key in ("verdict", "points", "expected")
-        ]
-        assert claim["measured"] == pytest.approx(old["measured"])
+    parts = ["claims", "lead", "table"] + ["panels"] * (name != "head")  # whose curves are not recorded with points
+    assert {part: rounded(new[part]) for part in parts} == {part: rounded(study[part]) for part in parts}
 
 
 @pytest.mark.parametrize(
