@@ -12,7 +12,7 @@ from vitlab.config import DataConfig
 from vitlab.cost import plan
 from vitlab.cost.plan import core_days, estimate, format_estimate
 from vitlab.models.registry import get_config
-from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.recipes import FINETUNE, OPEN, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.spec import exaflops
 from vitlab.train.throughput import DEVICES
@@ -95,10 +95,10 @@ def test_the_peak_does_not_fit_every_run() -> None:
 @pytest.mark.usefixtures("_no_counting")
 def test_the_number_of_your_own_images() -> None:
     """Is required where it decides the length of the run."""
-    recipe = FINETUNE["custom"]()
+    recipe, options = FINETUNE["custom"](), {"open_settings": OPEN["custom"]}
     with pytest.raises(ValueError, match="--examples"):
-        on_h100(recipe)
-    assert [on_h100(recipe, examples=count)["steps"] for count in (1000, 30_000)] == [800, 16_000]  # 3 rates
+        on_h100(recipe, **options)
+    assert [on_h100(recipe, examples=count, **options)["steps"] for count in (1000, 30_000)] == [800, 16_000]  # 3 rates
     with pytest.raises(ValueError, match=r"folder:mine is unknown.*--examples"):
         on_h100(dataclasses.replace(SMALL, data=DataConfig(name="folder:mine")))
 
@@ -137,7 +137,7 @@ def test_fine_tuning_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     """Of 1,000 images a CPU takes batches of 32 where a GPU takes 64, as `finetune` would there."""
     monkeypatch.setattr(plan, "_measured_flops", lambda *_: (1e11, ""))
     config = dataclasses.replace(FINETUNE["custom"](), model=get_config("ViT-B/16"))
-    plans = {name: on_h100(config, device=name, mfu="measured", examples=1000) for name in ("cpu", "h100")}
+    plans = {name: on_h100(config, device=name, mfu="measured", examples=1000, open_settings=OPEN["custom"]) for name in ("cpu", "h100")}
     assert {name: cost["batch_size"] for name, cost in plans.items()} == {"cpu": 32, "h100": 64}
 
 
@@ -178,7 +178,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Flags override what is automatic."""
+    """A flag fixes what the recipe leaves open."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(plan, "estimate", lambda config, **how: calls.append({"config": config, **how}) or {})
     monkeypatch.setattr(plan, "format_estimate", str)
@@ -197,8 +197,7 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [config.model.image_size for config in configs[:5]] == [224, 224, 224, 384, 518]
     assert configs[3].learning_rates == FINETUNE["flowers"]().learning_rates
     assert (configs[5].steps, configs[5].learning_rates) == (7, ())
-    automatic = {"warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing", "loss"}
-    assert set(configs[5].automatic) == automatic
+    assert calls[5]["open_settings"] == {*OPEN["custom"]} - {"steps"}
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_gray_and_transparent_pixels_are_those_of_files() -> None:
         (np.zeros((0, 8, 3), np.uint8), "none of them 0"),
         ("nowhere.png", "there is no file or folder"),
         ("*.gif", "no file matches"),
-        ("ftp://host/a.png", "cannot be downloaded; give an address of http"),
-        ("file:///a*.png", "cannot be downloaded; give an address of http"),
+        ("ftp://host/a.png", "cannot be opened; give https"),
+        ("file:///a*.png", "cannot be opened; give https"),
     ],
 )
 def test_what_is_ambiguous_or_missing_is_refused(source: Any, message: str, photos: Path) -> None:

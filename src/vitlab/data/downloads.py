@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 
 TIMEOUT = 60.0  # seconds without a byte
 TRIES = 6
@@ -136,17 +136,22 @@ def retry(
     ) from last
 
 
+def check_address(url: str) -> None:
+    """Raises UserError for an address that is not of http(s) or of the Hugging Face hub."""
+    if not url.startswith(("http://", "https://", "hf://")):
+        raise UserError(
+            f"{quoted(url)} cannot be opened; give https:// or hf://. Download what is in a bucket first (`aws s3 "
+            f"sync`, `gcloud storage rsync`) and give its path, or make it readable by https://"
+        )
+
+
 def _filesystem(url: str) -> tuple[Any, str]:
     """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
     from fsspec.core import url_to_fs  # slow to import
 
     if url.startswith("hf://"):
         return url_to_fs(url)
-    if not url.startswith(("http://", "https://")):
-        raise UserError(
-            f"{url} cannot be opened; give https:// or hf://. Download what is in a bucket first (`aws s3 sync`, "
-            f"`gcloud storage rsync`) and give its path, or make it readable by https://"
-        )
+    check_address(url)
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.data.contents import contents_of, images_below, no_images
 from vitlab.data.decode import ImageError, Levels, decode_image, to_array
-from vitlab.data.downloads import read_url
+from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
 
 MAX_BYTES = 50 * 2**20
@@ -91,6 +91,7 @@ def _files(source: str) -> Iterator[tuple[str, str | Path]]:
     """The image at a path or an address, those below a folder, or those that match a pattern."""
     path = Path(source)
     if ADDRESS.match(source):
+        check_address(source)
         yield source, source
     elif path.is_dir():
         files = sorted(map(Path, images_below(path)))
@@ -99,8 +100,6 @@ def _files(source: str) -> Iterator[tuple[str, str | Path]]:
         yield from ((str(file), file) for file in files)
     elif path.exists():  # anything but a regular file is an error of its reader
         yield str(path), path
-    elif "://" in source:
-        raise UserError(f"{quoted(source)} cannot be downloaded; give an address of http(s), s3, gs or hf, or a file.")
     elif glob.has_magic(source):
         matches = sorted(glob.glob(source, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
         if "**" in source:  # which matches folders and all in them
