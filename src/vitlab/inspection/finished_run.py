@@ -187,8 +187,8 @@ class Run:
         )
 
     def _wrong(self) -> Int[np.ndarray, " n"]:
-        """Rows of the wrong predictions, the most confident first; of several labels, those of the images with other
-        labels than were set, most wrong ones first, then highest loss."""
+        """Rows of the wrong predictions, the most confident first. With several labels: images whose set labels are
+        wrong, most wrong labels first, then highest loss."""
         test = self.test
         wrong = np.flatnonzero(~test.correct if test.predicted_sets is None else test.wrong_labels)
         badness = (test.confidences,) if test.predicted_sets is None else (test.losses, test.wrong_labels)

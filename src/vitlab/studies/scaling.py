@@ -160,7 +160,7 @@ def _curve(runs: Runs) -> tuple[list[float], list[float]]:
 
 
 def growth(runs: Runs, means: Runs) -> float:
-    """By how much the run with most compute is ahead of the best, by its mean, of those with at most half as much."""
+    """The lead of the run with most compute over the best one, by its mean, with at most half as much."""
     most = max(cost for cost, _ in runs)
     smaller = max((mean, gain) for (cost, gain), (_, mean) in zip(runs, means, strict=True) if cost <= most / 2)
     return max(gain for cost, gain in runs if cost == most) - smaller[1]

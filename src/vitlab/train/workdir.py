@@ -42,7 +42,7 @@ LOCK = ".lock"
 MAX_SHOWN = 20
 """Differences of settings in a message."""
 IGNORED = ("microbatch", "reasons", "automatic")
-"""Of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
+"""Keys of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
 _ABSENT = "not set"
 
 

@@ -229,7 +229,7 @@ def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
 
 
 def class_probabilities(logits: "Float[Tensor, '... K']", metadata: Mapping[str, Any]) -> "Float[Tensor, '... K']":
-    """By softmax, or by the sigmoid for each class where the model was trained on several labels (`multi_label`)."""
+    """Softmax, or the sigmoid of each class where the model was trained on several labels (`multi_label`)."""
     return logits.sigmoid() if metadata.get("multi_label") else logits.softmax(dim=-1)
 
 
