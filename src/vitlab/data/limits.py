@@ -62,8 +62,8 @@ def content_refusal(data: bytes) -> str | None:
 
 
 def overlapping_tags(block: bytes) -> bool:
-    """Whether the tags of an EXIF block, or of a TIFF, claim together MAX_COPIES times its bytes, all of which Pillow
-    would copy."""
+    """Whether the tags of an EXIF block, or of a TIFF, claim together MAX_COPIES times its bytes: Pillow would
+    copy them all."""
     block = block.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2])
     if order is None:

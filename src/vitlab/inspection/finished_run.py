@@ -55,12 +55,9 @@ def run_folders(path: str | Path) -> list[Path]:
     least-squares head; empty for anything else."""
     path = Path(path)
     runs = sorted(path.glob("run-*"), key=lambda run: (len(run.name), run.name)) if path.is_dir() else []
-    finished = [folder for folder in (path, *runs, path / "linear") if _is_finished(folder)]
+    candidates, required = (path, *runs, path / "linear"), (PREDICTIONS, "result.json")
+    finished = [folder for folder in candidates if all((folder / name).is_file() for name in required)]
     return [folder for folder in finished if folder.name != "linear"] or finished
-
-
-def _is_finished(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in (PREDICTIONS, "result.json"))
 
 
 @dataclass(frozen=True)

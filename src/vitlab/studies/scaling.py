@@ -180,12 +180,10 @@ def _families(results: Results) -> dict[str, Runs]:
     return {kind: _runs(results, kind) for kind in FAMILIES}
 
 
-def _printed(kind: str) -> Runs:
-    """(exaFLOPs, Average-5) of a family's rows in Table 6."""
-    return [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind]
-
-
-PRINTED = {kind: _printed(kind) for kind in FAMILIES}
+PRINTED: dict[str, Runs] = {
+    kind: [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind] for kind in FAMILIES
+}
+"""(exaFLOPs, Average-5) of each family's rows in Table 6."""
 VIT, HYBRID, RESNET = map(front, PRINTED.values())
 
 

@@ -326,7 +326,7 @@ def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]
     if isinstance(optim := settings.get("optim"), dict):
         settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
-        data = {RENAMED.get(name, name): value for name, value in data.items()}
+        data = {RENAMED.get(name) or name: value for name, value in data.items()}
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
 
