@@ -255,7 +255,7 @@ class Claim:
     relevant: float = 0.005
     """The smallest difference that counts as one: not more than the paper's own."""
     out_of_reach: str = ""
-    """Why no scale but the paper's can show it, and so none contradicts it."""
+    """Why only the paper's scale can show it; other scales do not contradict it."""
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class Workdir:
                 write_json(self.path / RUNTIME, runtime)
 
     def sync(self) -> None:
-        """Flushes every record to disk, so that no checkpoint exists without the records that precede it."""
+        """Flushes every record to disk, before the checkpoint that follows them is written."""
         with self._writing():
             for file in self._logs.values():
                 os.fsync(file.fileno())
