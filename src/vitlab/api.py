@@ -106,10 +106,10 @@ def predict(
 ) -> Predictions:
     """The most probable classes of images, one or several, in the order given.
 
-    An image, in RGB, is the path of a file or a folder, a pattern such as `photos/*.jpg`, an address (https://...), an
-    encoded file as bytes or opened in binary mode, a PIL image, uint8 pixels [H, W, 3] or gray [H, W], or a tensor
-    [3, H, W], uint8 or of floats from 0 to 1; arrays and tensors may have a first dimension of several images. What
-    cannot be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
+    An image, in RGB, is the path of a file or a folder, a pattern such as `photos/*.jpg`, an address (https://...), or
+    an encoded file as bytes or opened in binary mode; or a PIL image, uint8 pixels [H, W, 3] or gray [H, W], or a
+    tensor [3, H, W], uint8 or of floats from 0 to 1. Arrays and tensors may have a batch dimension first. What cannot
+    be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
     missing paths and for arrays of other types, shapes and ranges; in an iterator they have their `error`.
     """
     many = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))

@@ -188,8 +188,8 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
-    """A new file or folder beside `path`, locked while it is filled and removed in the end; to `clear` removes those of
-    killed processes first."""
+    """A new file or folder beside `path`, locked while it is filled and removed in the end; `clear` first removes
+    files of killed processes."""
     resolved(path.parent).mkdir(parents=True, exist_ok=True)
     if clear:
         clear_leftovers(path.parent, path.name)

@@ -137,7 +137,10 @@ def test_fine_tuning_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     """Of 1,000 images a CPU takes batches of 32 where a GPU takes 64, as `finetune` would there."""
     monkeypatch.setattr(plan, "_measured_flops", lambda *_: (1e11, ""))
     config = dataclasses.replace(FINETUNE["custom"](), model=get_config("ViT-B/16"))
-    plans = {name: on_h100(config, device=name, mfu="measured", examples=1000, open_settings=OPEN["custom"]) for name in ("cpu", "h100")}
+    plans = {
+        name: on_h100(config, device=name, mfu="measured", examples=1000, open_settings=OPEN["custom"])
+        for name in ("cpu", "h100")
+    }
     assert {name: cost["batch_size"] for name, cost in plans.items()} == {"cpu": 32, "h100": 64}
 
 

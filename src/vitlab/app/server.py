@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 """Tried in this order by default."""
 UPLOAD_SECONDS = 120
-"""For a whole request, with its image; what has not come then is not waited for."""
+"""Seconds for a whole request, with its image; a slower one is dropped."""
 LEAD = (
     "A Vision Transformer cuts an image into patches and lets each attend to all others. This page shows its "
     "predictions, and the attention behind them. Nothing leaves this computer."

@@ -24,7 +24,7 @@ from vitlab.weights.detect import find_checkpoint
 MAX_ASPECT = 32
 """Longer strips are refused: resized to a model's height, one of 10 million pixels fills the memory."""
 MAX_BYTES = 50 * 2**20
-"""Of a file."""
+"""Largest file."""
 TOP = 5
 """Predictions shown."""
 

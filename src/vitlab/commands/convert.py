@@ -74,7 +74,7 @@ class Convert:
     to: Literal["google", "timm", "huggingface", "vitlab"] = "vitlab"
     """Format to write."""
     key: str | None = None
-    """Of a pickle: the key of the weights (`model`, `model_ema`, `state_dict`), with dots between levels; default: the
+    """In a pickle: the key of the weights (`model`, `model_ema`, `state_dict`), with dots between levels; default: the
     only one, or averaged weights before others."""
     pre_logits: Literal["keep", "drop"] = "keep"
     """`drop` leaves out the hidden layer before the head, which timm and Hugging Face do not have, and the head."""

@@ -22,7 +22,7 @@ class ReadConfig:
     label_separator: str | None = None
     """Text between several labels of an image in a table; None means |, and warns of others."""
     test_fold: int | None = None
-    """Of a table with a column `fold`: the fold to test on; None means the lowest."""
+    """The fold to test on, in a table with a column `fold`; None means the lowest."""
     group_by: str | None = None
     """Regular expression for the paths of the images, such as `patient(\\d+)`. Images with the same first capture group
     (or match) stay together wherever a split is drawn; None means the column `group` of a table, if it has one."""
@@ -38,12 +38,12 @@ class ReadConfig:
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any]) -> "ReadConfig":
-        """Those with which a model's own data set was read."""
+        """The settings that a model's own data set was read with."""
         return ReadConfig(**(metadata.get("read") or {}))
 
     @property
     def read_settings(self) -> dict[str, Any]:
-        """Those of its settings that are given."""
+        """The reading settings that are given."""
         values = {field.name: getattr(self, field.name) for field in fields(ReadConfig)}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -87,7 +87,7 @@ class FinetuneConfig(TrainConfig):
 
     @property
     def tried_rates(self) -> tuple[float, ...]:
-        """Those of the sweep; empty without one."""
+        """The learning rates of the sweep; empty without one."""
         return self.learning_rates if len(self.learning_rates) > 1 or (self.head and self.runs) else ()
 
     def single(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:

@@ -67,7 +67,7 @@ class Labels:
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: np.ndarray) -> "Labels":
-        """Those of the images `indices`, in that order."""
+        """The labels of the images `indices`, in that order."""
         counts = self.counts[indices]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         shift = np.repeat(self.offsets[:-1][indices] - offsets[:-1], counts)
@@ -107,7 +107,7 @@ class Entries(ABC):
         return len(self.rows)
 
     def take(self, indices: np.ndarray) -> "Entries":
-        """Those of the images `indices`, in that order."""
+        """The entries of the images `indices`, in that order."""
         part = copy.copy(self)
         part.rows = self.rows[indices]
         return part

@@ -43,7 +43,7 @@ _DECODERS = {"AVIF": "PIL._avif", "HEIF": "pillow_heif"}
 IMAGE_FORMATS = {f: s for f, s in _FORMATS.items() if f not in _DECODERS or importlib.util.find_spec(_DECODERS[f])}
 """Name -> suffixes of the formats that can be read here: AVIF and HEIF (HEIC) where their decoders are installed."""
 UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS for s in _FORMATS[name])
-"""Those of the formats whose decoder is not installed; `INSTALL` says how to."""
+"""Suffixes of formats whose decoder is not installed; `INSTALL` says how to."""
 INSTALL = "to read HEIC: pip install 'vitlab[heif]'; for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
@@ -208,7 +208,7 @@ class Jpeg(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """That of the decoded image."""
+        """Height, width and channels of the decoded image."""
         return self.height, self.width, 3
 
     def rows(self, count: int, shrink: int = 1) -> np.ndarray:

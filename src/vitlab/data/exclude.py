@@ -1,8 +1,8 @@
 """Lists of images to leave out of training: what `vitlab duplicates` writes and `DataConfig.exclude` names.
 
 One image a line, by a name that is the same in every run: its path below the data set's folder (in a shard,
-`train-00.tar/00017.jpg`), its whole path if the set has no folder, or for sets without files its index in
-the source's split (`cifar10/train[17]`).
+`train-00.tar/00017.jpg`); its whole path if the set has no folder; its index in the source's split
+(`cifar10/train[17]`) for sets without files.
 """
 
 import hashlib

@@ -71,7 +71,7 @@ def _by_class(dataset: Dataset) -> dict[str, str]:
 
 
 def _checksum(images: Sequence[tuple[str, bytes]]) -> str:
-    """Of the names of images below the folder that they share, and of their contents."""
+    """Hash of the images' names below the folder that they share, and of their contents."""
     folder = os.path.commonprefix([name for name, _ in images]).rpartition("/")[0]  # noqa: RUF071  (cut at a /)
     names = ((name[len(folder) :].lstrip("/"), content) for name, content in images)
     return _short(b"\0".join(part for name, data in names for part in (name.encode(errors="surrogateescape"), data)))

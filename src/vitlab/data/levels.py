@@ -20,7 +20,7 @@ MEASURED, SAMPLED = 2000, 16
 TAIL = 0.1
 """Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
 NARROW = 1 / 4
-"""Of the 16-bit range: 64 of the 256 values that a model sees."""
+"""Fraction of the 16-bit range: 64 of the 256 values that a model sees."""
 
 
 def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:

@@ -9,19 +9,19 @@ MAX_SIDE = 2**16
 DENSE_PIXELS, PIXELS_PER_BYTE = 2**24, 10_000
 """An image of more than the first number has at most the second for each byte of its file. A PNG has at most 8,256."""
 MAX_SCANS = 64
-"""Of a JPEG: each passes over the whole image. Encoders write 12 at most."""
+"""Most scans of a JPEG: each passes over the whole image. Encoders write 12 at most."""
 MAX_PARTS = 2**17
 """Chunks of a PNG, or segments of a JPEG before its pixels: Pillow takes microseconds for an empty one."""
 MAX_PROFILES = 16
-"""Of a PNG, which has one: Pillow decompresses each, a kilobyte to a megabyte."""
+"""Most color profiles of a PNG, which has one: Pillow decompresses each, a kilobyte to a megabyte."""
 MAX_COMMENTS = 100
-"""Of a PPM in text: Pillow's time for them is quadratic."""
+"""Most comments of a PPM in text: Pillow's time for them is quadratic."""
 MAX_COPIES = 16
 """Bytes that all tags of a TIFF or an EXIF block claim together, for each that is there; 1 if it is valid."""
 MAX_PPM_HEADER = 4096
 """Bytes with the comments, which Pillow reads one by one."""
 MAX_IMAGE_BYTES = 2**30
-"""Of a file."""
+"""Largest image file."""
 
 _BYTES = (1, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)  # of a value, by the type of its tag
 
@@ -62,8 +62,8 @@ def content_refusal(data: bytes) -> str | None:
 
 
 def overlapping_tags(block: bytes) -> bool:
-    """Whether the tags of an EXIF block, or of a TIFF, claim together MAX_COPIES times its bytes, all of which Pillow
-    would copy."""
+    """Whether the tags of an EXIF block, or of a TIFF, claim together MAX_COPIES times its bytes: Pillow would
+    copy them all."""
     block = block.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(block[:2])
     if order is None:

@@ -62,7 +62,7 @@ class Locations:
 
     @classmethod
     def of_shard(cls, shard: str, members: Sequence[tuple[str, int, int]]) -> "Locations":
-        """Of one shard: the name of each image's member, the offset and the size of its bytes."""
+        """Locations in one shard; `members`: name, offset and size of each image's bytes."""
         names = [name.encode(errors="surrogateescape") for name, _, _ in members]
         numbers = np.array([(offset, size) for _, offset, size in members], np.int64).reshape(-1, 2)
         lengths = np.array([*map(len, names)], np.uint32)

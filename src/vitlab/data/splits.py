@@ -154,7 +154,7 @@ def warn_of_shared_groups(train: Dataset, test: Dataset) -> None:
         if ours is not None and theirs is not None and (common := sorted(set(ours) & set(theirs))):
             warn_once(
                 f"{quoted(train.name)}: {len(common):,} groups have images in {first} and in {second}, and accuracy "
-                f"there is not that of new groups: {first_ten(common)}"
+                f"there is not the accuracy on new groups: {first_ten(common)}"
             )
 
 

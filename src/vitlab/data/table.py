@@ -181,7 +181,9 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
         elif "://" in file or _NOT_TEXT.search(file + "".join(labels)):
             invalid.append(f"line {line} has no local path or no valid UTF-8 ({file[:80]!r})")
         elif columns.split and not split and named not in splits:
-            invalid.append(f"line {line} has the {columns.split} {named!r} ({file}), not {_allowed(columns.split)}")
+            allowed = {"is_valid": "True or False", "fold": "a whole number"}
+            wanted = allowed.get(columns.split.lower(), "train, val or test")
+            invalid.append(f"line {line} has the {columns.split} {named!r} ({file}), not {wanted}")
         else:
             group = str(record.get(columns.group) or "").strip() if columns.group else ""
             rows.append(Row(file, labels, split or splits.get(named, ""), "" if group in MISSING else group))
@@ -203,10 +205,6 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
 
 def _lower(cell: Any) -> str:
     return str("" if cell is None else cell).strip().lower()
-
-
-def _allowed(column: str) -> str:
-    return {"is_valid": "True or False", "fold": "a whole number"}.get(column.lower(), "train, val or test")
 
 
 def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> dict[str, str]:

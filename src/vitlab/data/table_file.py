@@ -39,7 +39,7 @@ class Columns(NamedTuple):
 
     file: str
     labels: tuple[str, ...]
-    """That of the label; where `one_hot`, one for each class, with 1 for the images that have it."""
+    """The column of the label; where `one_hot`, one for each class, with 1 for the images that have it."""
     one_hot: bool
     split: str
     group: str

@@ -23,7 +23,7 @@ LOGIT_SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 33))
 LOSS_ROWS = 4096
 """Training images, evenly spaced, on which the losses are compared."""
 MAX_ELEMENTS = 2**26
-"""Of the largest matrix of the fit, half a GiB in float64; there are several."""
+"""Elements of the fit's largest matrix, half a GiB in float64; there are several."""
 MAX_CLASSES = 10_000
 """With two images of each, such a matrix is 1.6 GB."""
 
@@ -44,7 +44,7 @@ class LinearHead:
     """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
     mean_average_precision: float | None = None
-    """Of several labels per image."""
+    """With several labels per image."""
     label_thresholds: list[float] | None = None
     """The probability from which each of several labels is set (`choose_thresholds`)."""
 

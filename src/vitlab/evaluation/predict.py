@@ -37,7 +37,7 @@ class Prediction:
     rejected: bool = False
     """Whether the highest probability is below `reject_below`."""
     labels: tuple[str, ...] | None = None
-    """Of a model of several labels per image: those whose probability reaches their threshold, most probable first."""
+    """Labels whose probability reaches their threshold, most probable first; None for one label per image."""
 
     def describe(self) -> str:
         """The classes, or the error, as text."""
@@ -153,12 +153,12 @@ def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
 
 @contextlib.contextmanager
 def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
-    """Yields a function that writes an image's row to the CSV file `path`: classes, probabilities, `rejected`, `error`,
-    and of a model of several labels those that are set, joined by |.
+    """Yields a function that writes an image's row to the CSV file `path`: classes, probabilities, `rejected`, `error`.
+    A model of several labels adds the labels that are set, joined by |.
 
     The file is opened at once; with its first row it replaces an earlier one. Each row is written as it comes, so that
-    what is done is kept when the command ends early. Unreadable images before the first prediction, from which the
-    number of columns is known, follow with it.
+    what is done is kept when the command ends early. The first prediction shows the number of columns: unreadable
+    images before it are written with it.
     """
     waiting, columns, is_new, multi_label = list[Prediction](), 0, not path.exists(), False
     path.parent.mkdir(parents=True, exist_ok=True)

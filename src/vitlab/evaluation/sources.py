@@ -19,7 +19,7 @@ from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
 
 MAX_BYTES = 50 * 2**20
-"""Of a downloaded image."""
+"""Largest downloaded image."""
 ADDRESS = re.compile(r"[a-z0-9]+://")
 PILLOW_ERRORS = (OSError, SyntaxError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, struct.error)
 """What an opened image raises when its pixels are read."""

@@ -227,8 +227,8 @@ def _subset(
     train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
     if (train := max(train, 2 * config.model.num_classes)) >= images.train:
         return config
-    part = math.floor(1e6 * (config.data.subset_fraction or 1) * train / images.train) / 1e6
-    return replace(config, data=replace(config.data, subset_fraction=part))
+    fraction = math.floor(1e6 * (config.data.subset_fraction or 1) * train / images.train) / 1e6
+    return replace(config, data=replace(config.data, subset_fraction=fraction))
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

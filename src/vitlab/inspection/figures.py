@@ -32,7 +32,7 @@ SERIES = ("#0b5c9e", "#c8500a", "#00805d", "#a4508b", "#8a6d00", "#1b93c9", "#a1
 PAIR = 112
 """Side of one image of a pair, in CSS pixels."""
 TINY = 64
-"""Images whose longer side is at most this are enlarged without smoothing and encoded without loss."""
+"""Images up to this longer side are enlarged without smoothing and encoded losslessly."""
 
 
 @dataclass(frozen=True)

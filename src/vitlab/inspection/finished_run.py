@@ -56,12 +56,9 @@ def run_folders(path: str | Path) -> list[Path]:
     least-squares head; empty for anything else."""
     path = Path(path)
     runs = sorted(path.glob("run-*"), key=lambda run: (len(run.name), run.name)) if path.is_dir() else []
-    finished = [folder for folder in (path, *runs, path / "linear") if _is_finished(folder)]
+    candidates, required = (path, *runs, path / "linear"), (PREDICTIONS, "result.json")
+    finished = [folder for folder in candidates if all((folder / name).is_file() for name in required)]
     return [folder for folder in finished if folder.name != "linear"] or finished
-
-
-def _is_finished(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in (PREDICTIONS, "result.json"))
 
 
 @dataclass(frozen=True)
@@ -200,8 +197,8 @@ class Run:
         )
 
     def _wrong(self) -> Int[np.ndarray, " n"]:
-        """Rows of the wrong predictions, the most confident first; of several labels, those of the images with other
-        labels than were set, most wrong ones first, then highest loss."""
+        """Rows of the wrong predictions, the most confident first. With several labels: images whose set labels are
+        wrong, most wrong labels first, then highest loss."""
         test = self.test
         wrong = np.flatnonzero(~test.correct if test.predicted_sets is None else test.wrong_labels)
         badness = (test.confidences,) if test.predicted_sets is None else (test.losses, test.wrong_labels)

@@ -22,12 +22,12 @@ from vitlab.panels import Panel, Series, front
 FRONT = "Pareto front"
 MARKERS = "osD^vPX*"
 WIDTHS = {1: 500, 2: 405, 3: 345}
-"""Of a panel in CSS pixels, by the number of panels in a row."""
+"""Width of a panel in CSS pixels, by the number of panels in a row."""
 CHARACTER = 6.5
 """Approximate width of a character of small print, in CSS pixels."""
 NEAR = ((6.0, 2.0), (6.0, -2.0), (-6.0, 2.0), (-6.0, -2.0), (0.0, 6.0), (0.0, -6.0))
 OFFSETS = (*NEAR, *((2.5 * dx, 2.5 * dy) for dx, dy in NEAR))
-"""Of a note from its point, in points, the best first."""
+"""Offsets of a note from its point, in points, the best first."""
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:

@@ -77,7 +77,7 @@ class RunSection:
     """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`; or as in
     `label_rows`."""
     thresholds: str | None = None
-    """Of several labels: where the thresholds of `per_class` come from."""
+    """With several labels: where the thresholds of `per_class` come from."""
     calibration: Sequence[np.ndarray] | None = None
     """Counts, accuracies and mean confidences of `plots.reliability`."""
     mistakes: Sequence[PageImage] | None = None
@@ -178,13 +178,13 @@ class Inspection:
     capture: Capture | None = None
     """Attention and tokens over images; None without images."""
     names: Sequence[str] = ()
-    """Of the images that the capture keeps, in order."""
+    """Names of the images that the capture keeps, in order."""
     images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
     """The same images as the model sees them."""
     predictions: Sequence[Sequence[tuple[str, float]]] = ()
     """The most probable classes of these images and their probabilities, largest first; empty without a head."""
     labels: Sequence[tuple[str, ...]] | None = None
-    """Of a model of several labels per image: those that are set for these images."""
+    """The labels that are set for these images, by a model of several labels per image."""
     unreadable: Sequence[tuple[str, str]] = ()
     """Path and reason of each image that is left out."""
 
@@ -298,7 +298,7 @@ def view(
 
 
 def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
-    """Of each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
+    """For each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
     pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
     flat = maps.reshape(pixels.size, -1)
     rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])

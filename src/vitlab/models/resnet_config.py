@@ -62,7 +62,7 @@ class ResNetBody:
 
     @property
     def channels(self) -> int:
-        """Of the feature map."""
+        """Channels of the feature map."""
         return 4 * self.width * 2 ** (len(self.layers) - 1) if self.layers else self.width
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class ResNetBody:
         return total
 
     def padding_macs(self, image_hw: tuple[int, int]) -> int:
-        """Those of `forward_macs` that multiply the padding of a map, which Table 6 does not count."""
+        """The part of `forward_macs` that multiplies a map's padding, which Table 6 does not count."""
         total = 3 * self.width * _padding_products(image_hw, 7, 2, self.version)
         if self.mixing == "conv":
             for unit in self.units():

@@ -157,8 +157,8 @@ def _columns(results: Results) -> dict[str, Any]:
 
 
 def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], float]:
-    """By how much more accuracy `ahead` gains than `behind` with each tenfold of images: the slope of the line through
-    their difference over the logarithm of the images."""
+    """The accuracy that `ahead` gains more than `behind` with each tenfold of images: the slope of their difference
+    over the logarithm of the images."""
 
     def slope(runs: Results) -> float:
         images = _images(runs, ahead["data"])

@@ -21,8 +21,8 @@ the length of the training: dress, coat, shirt, sneaker, boot; then T-shirt, tro
 FEWSHOT = "fewshot_5shot"
 """The metric of App. D: accuracy on the transfer task with five examples of each class."""
 SHOTS = (5, 500)
-"""Examples of each class at `small`. With 500 the accuracy depends little on which are drawn, as that of
-a linear probe: the claims compare the most shots that a run has (`transfer`)."""
+"""Examples of each class at `small`. With 500 the accuracy depends little on which are drawn, as with a
+linear probe: the claims compare the most shots that a run has (`transfer`)."""
 
 FEW_IMAGES = "in the paper ViTs overtake between 9 and 300 million images (Fig. 4)"
 """Why only the paper's scale shows a ViT ahead of a ResNet."""

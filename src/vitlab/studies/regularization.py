@@ -17,7 +17,7 @@ PAPER = {
     "smoothing 1e-4": (0.0, 0.0, 1e-4),
     ALL: (0.3, 0.1, 1e-4),
 }
-"""Weight decay and dropout of Table 3, and label smoothing, which is that of the authors' later recipes, for the paper
+"""Weight decay and dropout of Table 3, and label smoothing, as in the authors' later recipes, for the paper
 prints none."""
 SMALL = {
     PLAIN: (0.0, 0.0, 0.0),

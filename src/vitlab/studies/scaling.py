@@ -160,7 +160,7 @@ def _curve(runs: Runs) -> tuple[list[float], list[float]]:
 
 
 def growth(runs: Runs, means: Runs) -> float:
-    """By how much the run with most compute is ahead of the best, by its mean, of those with at most half as much."""
+    """The lead of the run with most compute over the best one, by its mean, with at most half as much."""
     most = max(cost for cost, _ in runs)
     smaller = max((mean, gain) for (cost, gain), (_, mean) in zip(runs, means, strict=True) if cost <= most / 2)
     return max(gain for cost, gain in runs if cost == most) - smaller[1]
@@ -180,12 +180,10 @@ def _families(results: Results) -> dict[str, Runs]:
     return {kind: _runs(results, kind) for kind in FAMILIES}
 
 
-def _printed(kind: str) -> Runs:
-    """(exaFLOPs, Average-5) of a family's rows in Table 6."""
-    return [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind]
-
-
-PRINTED = {kind: _printed(kind) for kind in FAMILIES}
+PRINTED: dict[str, Runs] = {
+    kind: [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind] for kind in FAMILIES
+}
+"""(exaFLOPs, Average-5) of each family's rows in Table 6."""
 VIT, HYBRID, RESNET = map(front, PRINTED.values())
 
 

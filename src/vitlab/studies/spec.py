@@ -115,7 +115,7 @@ class Result:
 
     run: StudyRun
     metrics: Mapping[str, float]
-    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, if measured."""
+    """The final model's: `accuracy` and `loss` on the test images; `fewshot_5shot`, ... and HELD_OUT, if measured."""
     records: Sequence[Mapping[str, Any]]
     """The lines of metrics.jsonl."""
     examples: int
@@ -249,13 +249,13 @@ class Claim:
     paper: str
     """The paper's numbers and where they are: "0.614 against 0.642 (Table 8)"."""
     difference: Callable[[Results], float]
-    """Of the group that is expected to be ahead from the other, in the runs of one seed; 0.01 is a percentage point."""
+    """The expected group's lead over the other, in the runs of one seed; 0.01 is a percentage point."""
     expected: Literal["more", "equal"] = "more"
     """`equal`: the paper sees no difference beyond noise."""
     relevant: float = 0.005
     """The smallest difference that counts as one: not more than the paper's own."""
     out_of_reach: str = ""
-    """Why no scale but the paper's can show it, and so none contradicts it."""
+    """Why only the paper's scale can show it; other scales do not contradict it."""
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,9 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
     """The table `name` with a row for each checkpoint of the finished runs in `folders`, then the paper's.
 
     Each folder was written by `vitlab finetune` or `vitlab vtab`. A file holds what `vitlab evaluate RUN --dataset
-    imagenet_real --json` prints, for the ReaL column. Raises UserError for a folder without a result, for a
-    data set that the table has not, for a run of another protocol than the table's, and for two results of the same
-    checkpoint and data set.
+    imagenet_real --json` prints, for the ReaL column. Raises UserError for a folder without a result,
+    a data set that the table has not, another protocol than the table's, and two results of the same checkpoint and
+    data set.
     """
     table = TABLES[name]
     ours: dict[str, dict[str, str]] = {}

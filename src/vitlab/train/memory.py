@@ -37,9 +37,9 @@ def rank_bytes(
 ) -> dict[str, int]:
     """Bytes of a rank at the peak of a step, by what they hold; `microbatch` images go through the model at once.
 
-    DDP: float32 weights, gradients and optimizer state. `sharded` (FSDP2): a shard of each; gathered in the precision
-    of the products are the weights outside of blocks, those of the current block and of the next one, and the gradients
-    of the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
+    DDP: float32 weights, gradients and optimizer state. `sharded` (FSDP2): a shard of each. Gathered in the precision
+    of the products: the weights outside of blocks, of the current block and of the next one; the gradients of the
+    first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
     """
     total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
     lower = sharded and precision != "float32"
@@ -146,7 +146,7 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
 
 
 def _block_bytes(config: ViTConfig, a: int, n: int, device_type: str) -> list[tuple[int, int, int]]:
-    """Of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
+    """Bytes of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
     d, m, hidden, parts = config.width, config.mlp_dim, _hidden_layers(config), []
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
     relative = config.position == "relative"
@@ -190,7 +190,7 @@ def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:
 
 
 def _sequences(config: ViTConfig, patches: int) -> list[tuple[int, int]]:
-    """Of each attention in an encoder layer: the tokens of an image and of a sequence."""
+    """For each attention in an encoder layer: the tokens of an image and of a sequence."""
     p = config.num_prefix_tokens
     return (
         [(p + patches, p + patches)]

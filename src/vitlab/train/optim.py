@@ -70,8 +70,8 @@ class DecoupledSGD(torch.optim.SGD):
 def parameter_groups(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> list[dict[str, Any]]:
     """Groups for a torch optimizer: parameters that decay and those that do not, at each depth with `layer_decay`.
 
-    A group has `params` (pairs of name and parameter), `weight_decay`, `lr`, and `lr_scale`, by which its learning rate
-    was multiplied. Frozen parameters are left out.
+    A group has `params` (pairs of name and parameter), `weight_decay`, `lr`, and `lr_scale`, the factor
+    in its learning rate. Frozen parameters are left out.
     """
     named = dict(named_parameters)
     depths = parameter_depths(named) if config.layer_decay < 1 else dict.fromkeys(named, 0)

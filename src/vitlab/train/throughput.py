@@ -68,7 +68,7 @@ class Throughput:
     """Images per second and what follows from it, since the last record."""
 
     flops_per_image: float
-    """Of a training step: two per multiply-add of the forward pass, and twice that for the backward pass."""
+    """FLOPs of a training step: two per multiply-add of the forward pass, twice as many for the backward pass."""
     peak: float | None
     images: int = 0
     data_wait: float = 0.0

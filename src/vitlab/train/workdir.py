@@ -42,7 +42,7 @@ LOCK = ".lock"
 MAX_SHOWN = 20
 """Differences of settings in a message."""
 IGNORED = ("microbatch", "reasons", "automatic")
-"""Of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
+"""Keys of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
 _ABSENT = "not set"
 
 
@@ -213,7 +213,7 @@ class Workdir:
                 write_json(self.path / RUNTIME, runtime)
 
     def sync(self) -> None:
-        """Flushes every record to disk, so that no checkpoint exists without the records that precede it."""
+        """Flushes every record to disk, before the checkpoint that follows them is written."""
         with self._writing():
             for file in self._logs.values():
                 os.fsync(file.fileno())
@@ -326,7 +326,7 @@ def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]
     if isinstance(optim := settings.get("optim"), dict):
         settings["optim"] = REMOVED | optim
     if isinstance(data := settings.get("data"), dict) and "name" in data:
-        data = {RENAMED.get(str(name), str(name)): value for name, value in data.items()}
+        data = {RENAMED.get(name) or name: value for name, value in data.items()}
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
 

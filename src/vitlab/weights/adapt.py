@@ -13,7 +13,7 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetCo
 from vitlab.models.position import interpolate_offsets, resize_positions
 
 MAX_PATCHES = 2**16
-"""Of a model that is resized: 4096 pixels in patches of 16."""
+"""Most patches of a resized model: 4096 pixels in patches of 16."""
 
 
 def adapt(
@@ -32,8 +32,8 @@ def adapt(
     """Configuration and parameters for another image size or task; the options are as in `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
-    size that the patch does not divide or that makes more than MAX_PATCHES, for a head without the hidden layer that it
-    was trained on, for an `interpolation` of a ResNet, and for `in_chans` of a model whose patch embedding has no RGB.
+    size that the patch does not divide or that makes more than MAX_PATCHES; for a head without its hidden layer; for an
+    `interpolation` of a ResNet; and for `in_chans` of a model whose patch embedding has no RGB.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")

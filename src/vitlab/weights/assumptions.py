@@ -1,4 +1,4 @@
-"""What a bare .safetensors does not say of its model: what is assumed, by which setting it changes, and the line that
+"""What a bare .safetensors does not say of its model: what is assumed, the setting that changes it, and the line that
 says so. Importing this does not import torch."""
 
 import collections

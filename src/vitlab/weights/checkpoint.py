@@ -200,8 +200,8 @@ def load_metadata(
     """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.
 
-    `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, rescaled to `image_size`; that of
-    Google's code for its files; what the names of a bare file's tensors show (`assume` as in `load_model`); the
+    `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, rescaled to `image_size`;
+    Google's for files of its code; what the names of a bare file's tensors show (`assume` as in `load_model`); the
     defaults of `Preprocessing` where there is none.
     """
     kind, local = find_checkpoint(path)
@@ -219,8 +219,8 @@ def _of_outputs(metadata: dict[str, Any], model: "Model") -> dict[str, Any]:
 
 
 def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """The names of a checkpoint's outputs: those of its metadata; ImageNet's where it has none, was not trained on
-    another data set, and has as many outputs; or their numbers."""
+    """The names of a checkpoint's outputs: its metadata's; ImageNet's where it has none, was not trained on another
+    data set, and has as many outputs; or their numbers."""
     numbers = tuple(map(str, range(outputs)))
     names = tuple(map(str, metadata.get("classes") or numbers))
     if names != numbers or not str(metadata.get("dataset", "imagenet")).startswith("imagenet"):
@@ -229,7 +229,7 @@ def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
 
 
 def class_probabilities(logits: "Float[Tensor, '... K']", metadata: Mapping[str, Any]) -> "Float[Tensor, '... K']":
-    """By softmax, or by the sigmoid for each class where the model was trained on several labels (`multi_label`)."""
+    """Softmax, or the sigmoid of each class where the model was trained on several labels (`multi_label`)."""
     return logits.sigmoid() if metadata.get("multi_label") else logits.softmax(dim=-1)
 
 

@@ -176,7 +176,7 @@ def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: boo
 
 
 def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
-    """Sizes of images to compare: what the checkpoint is evaluated at, that of its position embeddings if it has two
+    """Sizes of images to compare: what the checkpoint is evaluated at, its position embeddings' if it has two
     rows and two columns, and one that resamples them in both directions."""
     assert isinstance(model, ViT)
     (rows, columns), stride = model.config.grid, model.config.stride
@@ -196,7 +196,7 @@ def _dynamic_shapes(config: Any, dynamic: bool) -> tuple[dict[int, Any]]:
 def _trace(program: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
     """The program's graph, without the lines of our source that its nodes come from.
 
-    With a dynamic size, `size` is not that of the position embeddings, which would be taken for the only one without
+    With a dynamic size, `size` differs from the position embeddings', which would be taken for the only one without
     resampling.
     """
     config: Any = program.config

@@ -115,7 +115,7 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
 
 
 def _normalize(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of single blocks by the names of today's code, those of a GroupNorm as (C).
+    """The arrays of single blocks by the names of today's code, a GroupNorm's as (C).
 
     An array keeps its name if the new one is taken; `check_arrays` then reports it.
     """
@@ -218,7 +218,7 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
 
 def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
     """Writes a model as Google's code reads it, in float32, all or nothing: in the spelling of the published files, or
-    in that of big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that
+    of big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that
     the code would compute otherwise."""
     config = model.config
     spelling = _native_spelling(config)

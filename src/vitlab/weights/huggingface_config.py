@@ -176,7 +176,7 @@ def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor],
 
 
 def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -> ViTConfig:
-    """The configuration. Brings `arrays` to those of a ViT here: adds zero biases of q, k and v where there are none,
+    """The configuration. Turns `arrays` into a ViT's here: adds zero biases of q, k and v where there are none,
     and drops what a classifier on CLIP or SigLIP does not read.
 
     With a classifier, the image towers classify the mean over patches: CLIP's without its last LayerNorm, where the

@@ -35,7 +35,7 @@ class Family(NamedTuple):
     eps: float = 1e-12
     """LayerNorm's."""
     mean_std: tuple[list[float], list[float]] = HALF
-    """Of a folder without preprocessor_config.json."""
+    """Default of a folder without preprocessor_config.json."""
     processor: str = "ViT"
     """The image processor of a folder that names none."""
 

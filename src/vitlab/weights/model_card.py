@@ -33,7 +33,7 @@ def model_card(
 
     Of the model's `card`: `classes`, `preprocessing`, `source`, and where it comes from a run of vitlab `dataset`,
     `start`, `alpha` (of `average_weights`) and the numbers of `Evaluation.metadata`, such as `test_accuracy`. Local
-    paths are shortened to their last name. There is no license, which is not known.
+    paths are shortened to their last name. The license is unknown and omitted.
     """
     name, dataset = quoted(folder.resolve().name), card.get("dataset")
     dataset = (

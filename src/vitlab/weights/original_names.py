@@ -8,8 +8,8 @@
 | torchvision | `conv_proj.weight` |
 | BiT of timm | `stem.conv.weight` |
 
-All of them may have a prefix (`module.`, `model.`, `backbone.`, `teacher.backbone.`, `visual.trunk.`, any other): it is
-what precedes the tensor by which they are recognized. Tensors with another prefix are not of this model.
+All of them may have a prefix (`module.`, `model.`, `backbone.`, `teacher.backbone.`, `visual.trunk.`, any other): it
+precedes the tensor that the table names. Tensors with another prefix are not of this model.
 """
 
 import re
@@ -259,7 +259,7 @@ def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
 
 
 def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Tensor]) -> Origin:
-    """What names show; `stored` are those of the whole file, without wrappers."""
+    """What names show; `stored` are the whole file's, without wrappers."""
     if naming is _CLIP:
         # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
         args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
@@ -296,7 +296,7 @@ def _complete_dinov3(where: str, named: dict[str, Tensor], width: int | None) ->
         return {}
     usual = ROTARY["rope_temperature"] ** (torch.arange(len(periods)) / len(periods))
     if not periods.is_meta and not torch.allclose(periods.float(), usual, rtol=0.02):  # they are in bfloat16
-        raise UserError(f"{where}: its rotary periods are not those of DINOv3, of base 100, which alone are read.")
+        raise UserError(f"{where}: its rotary periods are not DINOv3's (base 100), the only ones that are read.")
     return {"num_heads": width // (4 * len(periods))}
 
 

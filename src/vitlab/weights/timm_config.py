@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 BACKBONE = "patch_embed.backbone."
 """In front of the names of a hybrid's stem."""
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
-"""Of timm's stems and ResNets; no argument changes them."""
+"""Epsilons of timm's stems and ResNets; no argument changes them."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """timm's default mean and std."""
 

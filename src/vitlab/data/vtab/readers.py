@@ -213,7 +213,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_cifar(files: list[Path], label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N]: records of labels, the last of which counts, and 3 planes."""
+    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N]: records of labels (the last counts) and 3 planes."""
     records = np.concatenate([np.fromfile(file, np.uint8) for file in files]).reshape(-1, label_bytes + 3 * 32 * 32)
     pixels = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(pixels), records[:, label_bytes - 1].astype(np.int64)
