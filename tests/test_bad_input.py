@@ -54,7 +54,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
     ("finetune RUN --recipe custom", ["the recipe custom is for any images", "a --recipe with a data set"]),
     ("finetune RUN --dataset digits --data.name digits", ["--data.name has no effect here: give --dataset"]),
-    ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
+    ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["optim.lr is one learning rate"]),
     (
         "finetune model.pt --dataset digits",
         ["model.pt is a pickle", "is not loaded here", "`vitlab convert model.pt OUT`"],
