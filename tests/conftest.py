@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -37,7 +38,7 @@ settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=
 settings.load_profile("vitlab")
 
 
-LONGEST = ("test_cli", "studies", "train", "runs", "finetuning", "test_bombs", "commands")
+LONGEST = ("test_cli", "studies", "test_repository", "train", "finetuning", "runs", "test_bombs", "commands")
 """Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
 
 
@@ -54,6 +55,12 @@ def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from it)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types are not checked, as outside of the tests."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -330,7 +330,9 @@ def test_documented_commands_parse() -> None:
 
 @pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With models of four blocks, which are exported in a third of the time."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(vitlab, "create_model", functools.partial(vitlab.create_model, depth=4))
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)):
         exec(compile(block, f"{path.name}, block {number}", "exec"), {})
 

@@ -70,7 +70,8 @@ def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any)
 @pytest.mark.usefixtures("pretrained")
 def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     log: list[str] = []
-    result = tune(workdir, staged, tmp_path / "out", log=log.append).result
+    done = tune(workdir, staged, tmp_path / "out", log=log.append)
+    result = done.result
     linear, chosen = result["linear"], result["chosen"]
     first = evaluate_checkpoint(tmp_path / "out" / "linear")
     assert first.accuracy == linear["accuracy"] > 0.5
@@ -82,6 +83,8 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     best = min(result["sweep"], key=lambda score: score["loss"])
     assert (result["learning_rate"], result["alpha"]) == (best["learning_rate"], best["alpha"])
     assert any("leave-one-out accuracy" in line for line in log)
+    (marked,) = [line for line in done.summary().splitlines() if "<- chosen" in line]
+    assert f"learning rate {result['learning_rate']:g} " in marked
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -143,14 +146,13 @@ def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
 ) -> None:
     config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
     results = [
-        tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result
-        for alpha in (None, 0.25, 1.0)
+        tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result for alpha in (None, 1.0)
     ]
-    assert [result["alpha"] for result in results] == [0.25, 0.25, 1.0]
+    assert [result["alpha"] for result in results] == [0.25, 1.0]
     assert load_metadata(tmp_path / "None")["alpha"] == 0.25
     card = (tmp_path / "None" / "model" / "README.md").read_text()
     assert "| weights | 25% fine-tuned, 75% those of the initial model" in card
-    assert results[0]["test"] == results[1]["test"] != results[2]["test"]
+    assert results[0]["test"] != results[1]["test"]
     averaged, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
     head = load_model(tmp_path / "1.0" / "linear").state_dict()
     for name, weights in averaged.items():
@@ -211,14 +213,6 @@ def test_representations_in_bfloat16(
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    one = dataclasses.replace(staged, learning_rates=(3e-3,))
-    result = tune(workdir, one, tmp_path / "out").result
-    assert [score["learning_rate"] for score in result["sweep"]] == [3e-3]
-    assert result["linear"]["held_out"]["images"] == result["sweep"][0]["images"]
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,15 +250,6 @@ def test_without_a_refit_there_is_one_run_of_a_sweep(staged: FinetuneConfig) -> 
     for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None}):
         with pytest.raises(ValueError, match="refit=False takes the best run of the sweep"):
             dataclasses.replace(staged, refit=False, **changes)
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_one_of_several_rates_is_chosen(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    done = tune(workdir, staged, tmp_path / "out")
-    marked = [line for line in done.summary().splitlines() if "<- chosen" in line]
-    assert done.result["chosen"] == "run-0"
-    assert len(marked) == 1
-    assert f"learning rate {done.result['learning_rate']:g} " in marked[0]
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -342,8 +327,7 @@ def test_the_loss_of_the_head_for_some_images(workdir: Path, pretrained: RunResu
     assert whole == job.linear.plain_head.loss < part
 
 
-@pytest.mark.parametrize("crops_harm", [False, True])
-@pytest.mark.parametrize("mirroring_harms", [False, True])
+@pytest.mark.parametrize(("mirroring_harms", "crops_harm"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("views", [1, 2, 4])
 def test_augmentation_that_harms_the_head_is_left_out(
     workdir: Path,
@@ -409,18 +393,6 @@ def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: Fi
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
-    open_settings = ("steps", "optim.warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
-    config = staged
-    done = tune(workdir, config, tmp_path / "out", budget=40.0, open_settings=open_settings)
-    settings = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert settings["steps"] == done.config.steps
-    assert ["steps", done.config.steps, "the time budget"] in settings["reasons"]
-    assert tune(workdir, config, tmp_path / "out", budget=500.0, open_settings=open_settings).result == done.result
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_the_shortest_budget_yields_a_classifier(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +434,7 @@ def test_a_plan_is_kept_whatever_it_changes(
     done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append, open_settings=open_settings)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["examples"] == pytest.approx(full / 2, abs=2)
+    assert ["runs", 0, "the time budget"] in settings["reasons"]
     assert any(line.startswith(f"left out: 50% of the {full} training images") for line in log)
     (tmp_path / "out" / "result.json").unlink()
     log.clear()

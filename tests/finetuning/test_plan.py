@@ -25,6 +25,8 @@ from vitlab.recipes.finetune import staged
 from vitlab.recipes.rules import REFIT_EPOCHS, SHORT_MIN_AREA
 from vitlab.train.microbatch import StepCost, step_seconds
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # a plan tries thousands of configurations
+
 CONFIG = dataclasses.replace(
     staged(),
     model=ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536, num_classes=10),
@@ -167,7 +169,7 @@ def test_many_images_are_fine_tuned_for_less_than_an_epoch() -> None:
         Images(20_000, 500),
         ("model.image_size", "head_views", "refit", "runs", "data.subset_fraction", "data.min_area"),
     )
-    jobs = [fit_budget(CONFIG, many, measure, seconds, open_settings) for seconds in range(1000, 20_000, 1000)]
+    jobs = (fit_budget(CONFIG, many, measure, seconds, open_settings) for seconds in range(1000, 20_000, 1000))
     first = next(job for job in jobs if job.runs)
     assert ENOUGH_STEPS <= first.total_steps(many.train) < MIN_EPOCHS * many.train / 32
     assert (first.refit, first.data.min_area) == (False, SHORT_MIN_AREA)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -119,12 +118,6 @@ def small() -> Callable[..., Any]:
 @pytest.fixture
 def small_resnet() -> Callable[..., Any]:
     return lambda **settings: noisy(resnet(**settings))
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types are not checked, as outside of the tests."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture
