@@ -469,7 +469,7 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
     assert (result["chosen"], result["sweep"]) == ("linear", [])
     assert "2 images are too few to hold 50% of a class out: only the head is fitted" in log
     (tmp_path / "out" / "result.json").unlink()
-    assert tune(workdir, config, tmp_path / "out").result == result
+    assert tune(workdir, config, tmp_path / "out", **options).result == result
 
 
 def test_too_many_classes_for_the_head(staged: FinetuneConfig) -> None:
