@@ -64,8 +64,7 @@ def estimate(
     config = _complete(config, examples, device, open_settings)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
-    total_images = examples or config.batch_size  # unused if `steps` is set
-    exa, steps = exaflops(config, total_images), updates(config, total_images)
+    exa, steps = (amount(config, examples or config.batch_size) for amount in (exaflops, updates))
     memory = _memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
     if mfu == "measured":
@@ -76,10 +75,10 @@ def estimate(
     if not flops:
         raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     images_per_s = steps * config.batch_size / (seconds := exa * 1e18 / (flops * count))
-    parameters, forward_macs = weight_counts(config.model, config.masking)[0], config.model.forward_macs
+    parameters = weight_counts(config.model, config.masking)[0]
     state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return {
-        "model": {"name": model_name, "parameters": parameters, "forward_macs": forward_macs},
+        "model": {"name": model_name, "parameters": parameters, "forward_macs": config.model.forward_macs},
         "data": config.data.name,
         "examples": examples,
         "epochs": steps * config.batch_size / examples if examples else None,

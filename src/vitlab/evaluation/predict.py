@@ -21,7 +21,7 @@ from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.io import as_cells, writing
 from vitlab.models.vit import Model
-from vitlab.weights import class_names, class_probabilities
+from vitlab.weights import Checkpoint, class_names, class_probabilities
 
 BATCH_SIZE = 32
 
@@ -101,32 +101,46 @@ def predict(
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
     batch: list[tuple[str, torch.Tensor]] = []
-
-    def flush() -> Iterator[Prediction]:
-        if batch:
-            pixels = torch.cat([image for _, image in batch]).to(device_of(model))
-            with torch.inference_mode():
-                logits = model(pixels).float()
-            classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
-            values = class_probabilities(logits, loaded.metadata).gather(1, classes)
-            sets = labels_of(logits, thresholds, names) if multi_label else [None] * len(batch)
-            for (path, _), row, numbers, labels in zip(batch, values.tolist(), classes.tolist(), sets, strict=True):
-                if not all(map(math.isfinite, row)):
-                    yield Prediction(path, error=f"the model's outputs are not finite in {options.precision}")
-                    continue
-                best = tuple(zip([names[number] for number in numbers], row, strict=True))
-                yield Prediction(path, best, rejected=row[0] < threshold, labels=labels)
-        batch.clear()
-
+    settings: dict[str, Any] = {"top": top, "threshold": threshold, "thresholds": thresholds}
+    settings["precision"] = options.precision
     for path, image in images:
         try:
             batch.append((path, transform.apply([read_image(image, path, loaded.preprocessing.range)])))
         except ImageError as error:
-            yield from flush()  # the images before it
+            yield from _predict_batch(loaded, batch, names, **settings)  # the images before it
+            batch = []
             yield Prediction(path, error=error.reason)
         if len(batch) == BATCH_SIZE:
-            yield from flush()
-    yield from flush()
+            yield from _predict_batch(loaded, batch, names, **settings)
+            batch = []
+    yield from _predict_batch(loaded, batch, names, **settings)
+
+
+def _predict_batch(
+    loaded: Checkpoint,
+    batch: Sequence[tuple[str, torch.Tensor]],
+    names: Sequence[str],
+    top: int,
+    threshold: float,
+    thresholds: Sequence[float] | None,
+    precision: str,
+) -> Iterator[Prediction]:
+    """The predictions for preprocessed images. A model of several labels sets those above their `thresholds`."""
+    if not batch:
+        return
+    pixels = torch.cat([image for _, image in batch]).to(device_of(loaded.model))
+    with torch.inference_mode():
+        logits = loaded.model(pixels).float()
+    classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
+    values = class_probabilities(logits, loaded.metadata).gather(1, classes)
+    several = bool(loaded.metadata.get("multi_label"))
+    sets = labels_of(logits, thresholds, names) if several else [None] * len(batch)
+    for (path, _), row, numbers, labels in zip(batch, values.tolist(), classes.tolist(), sets, strict=True):
+        if not all(map(math.isfinite, row)):
+            yield Prediction(path, error=f"the model's outputs are not finite in {precision}")
+            continue
+        best = tuple(zip([names[int(number)] for number in numbers], row, strict=True))
+        yield Prediction(path, best, rejected=row[0] < threshold, labels=labels)
 
 
 def _check_trained_head(model: Model, checkpoint: str) -> None:
