@@ -10,7 +10,7 @@ from vitlab.errors import UserError
 from vitlab.models import ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import OPEN, cifar10, custom, staged
-from vitlab.recipes.resolve import BY_BUDGET, Facts, changes, resolve, with_settings
+from vitlab.recipes.resolve import BY_BUDGET, Facts, Reason, changes, keep_choices, resolve, with_settings
 from vitlab.recipes.tiny import digits
 
 S14 = ViTConfig(image_size=518, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
@@ -103,3 +103,11 @@ def test_changes_are_what_with_settings_takes() -> None:
         after = resolve(config, {}, OPEN["staged"], FACTS).config
         assert with_settings(config, dict(changes(config, after))) == after
     assert OPEN["staged"] != BY_BUDGET
+
+
+def test_an_interrupted_job_keeps_what_was_chosen() -> None:
+    """On another device too; with an open sweep also the rate, but nothing that is given now."""
+    saved = [Reason("optim.lr", 2e-4, ""), Reason("learning_rates", (2e-4,), ""), Reason("mixup", 0.1, "")]
+    resolved = resolve(staged(), {"mixup": 0.3}, OPEN["staged"], FACTS)
+    kept = keep_choices(resolved, saved, budget=False).config
+    assert (kept.optim.lr, kept.learning_rates, kept.mixup) == (2e-4, (2e-4,), 0.3)

@@ -111,6 +111,7 @@ def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], bu
     another device and at another speed, too."""
     kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
     kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
+    kept |= {"optim.lr"} if "learning_rates" in kept else set()
     kept |= NO_SWEEP.keys() if "runs" in kept else set()  # the least-squares head alone has none
     again = {reason.setting: reason for reason in saved if reason.setting in kept}
     config = with_settings(resolved.config, {name: reason.value for name, reason in again.items()})
