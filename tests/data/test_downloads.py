@@ -1,5 +1,6 @@
 """A download is complete and has its digest, or the message says what is wrong."""
 
+import errno
 import hashlib
 import multiprocessing
 import threading
@@ -11,7 +12,7 @@ import pytest
 from shard_files import Server, serving
 
 from vitlab.data import downloads
-from vitlab.data.downloads import download, read_url
+from vitlab.data.downloads import download, read_url, retry
 from vitlab.errors import UserError
 
 DATA = np.random.default_rng(0).bytes(300_000)
@@ -161,3 +162,15 @@ def test_addresses_with_spaces_and_other_letters(server: Server, tmp_path: Path)
     (folder / "é 1.tar").write_bytes(b"flowers")
     for address in ("my flowers [2] Blümchen/é 1.tar", "my%20flowers%20%5B2%5D%20Bl%C3%BCmchen/%C3%A9%201.tar"):
         assert read_url(f"{server.address}/{address}", 7) == b"flowers"
+
+
+def test_a_full_disk_is_not_tried_again() -> None:
+    tries = []
+
+    def write(_filesystem: object, path: str) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        retry("https://127.0.0.1:1/a", write)
+    assert len(tries) == 1

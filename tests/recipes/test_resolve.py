@@ -10,7 +10,7 @@ from vitlab.errors import UserError
 from vitlab.models import ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import OPEN, cifar10, custom, staged
-from vitlab.recipes.resolve import BY_BUDGET, Facts, Reason, changes, keep_choices, resolve, with_settings
+from vitlab.recipes.resolve import BY_BUDGET, RECIPE, Facts, Reason, changes, keep_choices, resolve, with_settings
 from vitlab.recipes.tiny import digits
 
 S14 = ViTConfig(image_size=518, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
@@ -66,7 +66,7 @@ def test_a_given_setting_is_not_open() -> None:
     ("given", "message"),
     [
         ({"steps": 3, "optim.warmup_steps": 1}, "leave out optim.warmup_steps, steps, or the budget"),
-        ({"optim.lr": 0.1, "learning_rates": (0.1, 0.2)}, "give one of them"),
+        ({"optim.lr": 0.1, "learning_rates": (0.1, 0.2)}, "give one of the two"),
         ({"optim.lr": 0.1, "held_out": 0.3}, "held_out has no effect with one learning rate"),
         ({"optim.rate": 0.1}, "unknown setting 'rate'"),
         ({"masking.share": 0.5}, "masking is None"),
@@ -87,7 +87,9 @@ def test_facts_choose_what_is_open_and_the_reasons_say_so() -> None:
     reasons = {reason.setting: (reason.value, reason.why) for reason in resolved.reasons}
     assert reasons["model.image_size"] == (182, "the checkpoint")
     assert reasons["steps"] == (100, "the training images")
-    assert "mixup" not in reasons
+    assert reasons["sweep_steps"][1] != RECIPE
+    assert reasons["loss"] == ("softmax", RECIPE)
+    assert reasons.keys() == {*OPEN["custom"]} - {"mixup"}
 
 
 def test_it_may_be_called_again_with_its_result() -> None:
@@ -111,3 +113,12 @@ def test_an_interrupted_job_keeps_what_was_chosen() -> None:
     resolved = resolve(staged(), {"mixup": 0.3}, OPEN["staged"], FACTS)
     kept = keep_choices(resolved, saved, budget=False).config
     assert (kept.optim.lr, kept.learning_rates, kept.mixup) == (2e-4, (2e-4,), 0.3)
+
+
+def test_an_interrupted_job_keeps_its_choices_on_another_device() -> None:
+    """Also where the first device took the recipe's values, from which the second would depart."""
+    gpu = dataclasses.replace(FACTS, device_type="cuda", preprocessing=Preprocessing(224))
+    first = resolve(custom(), {}, OPEN["custom"], gpu)
+    other = resolve(custom(), {}, OPEN["custom"], dataclasses.replace(gpu, device_type="cpu"))
+    assert (first.config.steps, other.config.steps) == (custom().steps, 100)
+    assert keep_choices(other, first.reasons, budget=False).config == first.config

@@ -63,12 +63,9 @@ def has_config(kind: Any) -> bool:
     return any(field.name == "config" for field in dataclasses.fields(kind))
 
 
-def with_flags(kind: Any, config: TrainConfig, hints: Callable[[str, Any], Any] = lambda _, hint: hint) -> Any:
-    """The dataclass of a command with flags for the settings of `config`, whose values are the defaults.
-
-    hints: makes the type hint of a flag from its setting's name and hint.
-    """
-    flags = _unchecked(config, hints)
+def with_flags(kind: Any, config: TrainConfig) -> Any:
+    """The dataclass of a command with flags for the settings of `config`, whose values are the defaults."""
+    flags = _unchecked(config)
     hint = Annotated[type(flags), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
     made = dataclasses.make_dataclass(
         kind.__name__, [("config", hint, dataclasses.field(default=flags))], bases=(kind,), frozen=True
@@ -77,15 +74,15 @@ def with_flags(kind: Any, config: TrainConfig, hints: Callable[[str, Any], Any] 
     return made
 
 
-def _unchecked(config: Any, hints: Callable[[str, Any], Any], section: str = "") -> Any:
+def _unchecked(config: Any) -> Any:
     """`config` as an instance of a dataclass with the same fields and values that checks nothing."""
     types, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
     for name in (field.name for field in dataclasses.fields(config)):  # hints have class variables, too
-        value, hint = getattr(config, name), hints(section + name, types[name])
+        value, hint = getattr(config, name), types[name]
         if name == "fewshot" and value is None:
             value = FewShotConfig()
         if dataclasses.is_dataclass(value):
-            value = _unchecked(value, hints, f"{section}{name}.")
+            value = _unchecked(value)
             hint = type(value)
         fields.append((name, hint, dataclasses.field(default=value)))
         values[name] = value

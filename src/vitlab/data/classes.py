@@ -31,9 +31,8 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """The names sorted: numbers in them by value (2 before 10), all else by code point, in NFC, as `sorted` does."""
 
     def key(name: str) -> tuple[list[Any], str]:
-        parts: list[Any] = _NUMBER.split(
-            canonical(name)
-        )  # text and numbers in turn, so that only like is compared with like
+        # Text and numbers in turn, so that only like is compared with like.
+        parts: list[Any] = _NUMBER.split(canonical(name))
         parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
         return parts, name
 

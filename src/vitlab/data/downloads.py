@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError, quoted
+from vitlab.errors import DISK_FULL, UserError, quoted
 
 TIMEOUT = 60.0  # seconds without a byte
 TRIES = 6
@@ -120,6 +120,8 @@ def retry(
         try:
             return operation(*_filesystem(url))
         except _request_errors() as error:
+            if getattr(error, "errno", None) in DISK_FULL:
+                raise
             # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
             last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = _status(last)

@@ -64,7 +64,7 @@ def warn_of_lost_bits(dataset: Dataset) -> None:
 
 
 def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
-    """`_ranges` of a few images of 16 bits; empty for remote shards, each of which would be a download."""
+    """`_ranges` of a few images of 16 bits; empty for remote shards, which would be downloaded."""
     remote = isinstance(dataset.entries, Entries) and not dataset.entries.local
     return [] if remote else _ranges(dataset, SAMPLED, deep=True)
 

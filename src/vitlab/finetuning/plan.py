@@ -3,7 +3,7 @@
 import bisect
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
@@ -68,20 +68,7 @@ def fit_budget(
     """
     all_views = VIEWS if "head_views" in open_settings else (config.head_views,)
     candidates = _sizes(config) if "model.image_size" in open_settings else [config]
-    measured: dict[int, tuple[FinetuneConfig, JobCost]] = {}
-    timed, limit = set[int](), elapsed() + MEASURED_FRACTION * seconds
-
-    def time_size(candidate: FinetuneConfig, train: bool) -> None:
-        measured[_side(candidate)] = candidate, measure(candidate, train)
-        timed.update({_side(candidate)} if train else ())
-
-    def estimate(candidate: FinetuneConfig) -> JobCost:
-        """By the measurement at the nearest size."""
-        nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
-        return _scaled(measured[nearest][1], candidate, measured[nearest][0])
-
-    def available() -> float:
-        return PLANNED_FRACTION * (seconds - elapsed())
+    costs = _Measurements(measure, seconds, elapsed)
 
     def largest_that_fits(
         change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate, min_side: float = 0.0
@@ -89,21 +76,16 @@ def fit_budget(
         """The plan at the largest size that fits, by a measurement at this size, with the changed settings."""
         large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
-            time = available()
-            plans = (_fit_steps(c, images, estimate(c), time, all_views, open_settings) for c in large)
+            time = costs.available()
+            plans = (_fit_steps(c, images, costs.estimate(c), time, all_views, open_settings) for c in large)
             planned = next((plan for plan in plans if plan is not None), None)
-            if planned is None:
+            if planned is None or not costs.refine(planned):
                 return planned
-            training = step_seconds(planned, estimate(planned).step.train_seconds) if planned.runs else math.inf
-            train = _side(planned) not in timed and elapsed() + training <= limit
-            if not train and (_side(planned) in measured or elapsed() > limit):
-                return planned
-            time_size(planned, train)
 
-    time_size(candidates[3 * len(candidates) // 4], train=False)
+    costs.take(candidates[3 * len(candidates) // 4], train=False)
     linear = largest_that_fits(_head_only) if "runs" in open_settings else None
     if linear and head_loss:
-        best = _best_side(linear, candidates, images, estimate, available(), head_loss)
+        best = _best_side(linear, candidates, images, costs.estimate, costs.available(), head_loss)
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
         linear = largest_that_fits(_head_only)
     min_side = MIN_FRACTION * _side(linear) if linear else 0.0
@@ -114,9 +96,46 @@ def fit_budget(
     if planned := tuned or (linear and largest_that_fits(_head_only)):
         return adapt_to_epochs(planned, images.train, {*open_settings} - {"refit"})
     shortest = _shortest(candidates[-1], images, all_views[-1], alone="runs" in open_settings)
-    time_size(shortest, train=False)
+    costs.take(shortest, train=False)
     smallest = {"runs", "data.subset_fraction"} <= {*open_settings}
-    return _subset(shortest, images, estimate(shortest), available() if smallest else 0.0, elapsed(), smallest)
+    time = costs.available() if smallest else 0.0
+    return _subset(shortest, images, costs.estimate(shortest), time, elapsed(), smallest)
+
+
+@dataclass
+class _Measurements:
+    """The costs measured so far. At another image size a cost is in proportion to that at the nearest one."""
+
+    measure: Measure
+    seconds: int | float
+    elapsed: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.by_side: dict[int, tuple[FinetuneConfig, JobCost]] = {}
+        self.timed: set[int] = set()
+        """Sides at which a training step was timed."""
+        self.limit = self.elapsed() + MEASURED_FRACTION * self.seconds
+
+    def available(self) -> float:
+        """Seconds that are left for the job."""
+        return PLANNED_FRACTION * (self.seconds - self.elapsed())
+
+    def take(self, config: FinetuneConfig, train: bool) -> None:
+        self.by_side[_side(config)] = config, self.measure(config, train)
+        self.timed.update({_side(config)} if train else ())
+
+    def estimate(self, config: FinetuneConfig) -> JobCost:
+        nearest = min(self.by_side, key=lambda side: abs(side - _side(config)))
+        return _scaled(self.by_side[nearest][1], config, self.by_side[nearest][0])
+
+    def refine(self, planned: FinetuneConfig) -> bool:
+        """Measures at the size of a plan; False if that was done, or the time for measuring is over."""
+        training = step_seconds(planned, self.estimate(planned).step.train_seconds) if planned.runs else math.inf
+        train = _side(planned) not in self.timed and self.elapsed() + training <= self.limit
+        if not train and (_side(planned) in self.by_side or self.elapsed() > self.limit):
+            return False
+        self.take(planned, train)
+        return True
 
 
 def needed_budget(
@@ -200,7 +219,7 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
 
 
 def _fewest_steps(config: FinetuneConfig, images: Images, open_settings: Collection[str]) -> int:
-    """Of each run. With an open refit, those of REFIT_EPOCHS; without one, ENOUGH_STEPS suffice."""
+    """The fewest steps of a run: REFIT_EPOCHS with an open refit; without one ENOUGH_STEPS suffice."""
     if config.refit:
         return _steps(config, images, REFIT_EPOCHS if "refit" in open_settings else MIN_EPOCHS)
     return min(_steps(config, images, MIN_EPOCHS), ENOUGH_STEPS)
@@ -261,7 +280,7 @@ def _fit_steps(
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps; those of warm-up and sweep are in proportion."""
+    """`config` with this number of steps, with warm-up and sweep in proportion."""
     sweep_steps = config.sweep_steps and max(config.sweep_steps * steps // (config.steps or steps), 1)
     optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)

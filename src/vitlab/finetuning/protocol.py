@@ -25,7 +25,7 @@ from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
 from vitlab.finetuning.result import Finetuned
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.preprocessing import Preprocessing
-from vitlab.recipes.resolve import Facts, Reason, Resolved, keep_choices, resolve
+from vitlab.recipes.resolve import RECIPE, Facts, Reason, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
 from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import RunContext
@@ -79,6 +79,8 @@ def sweep_and_finetune(
     job = _without_unreadable(_plan(job, workdir, budget, started, open_settings), open_settings)
     config = job.config
     for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
+        if why == RECIPE:
+            continue
         log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(
@@ -137,7 +139,7 @@ def load_reasons(workdir: Path) -> tuple[Reason, ...]:
     """What a job in this folder has decided; empty for a new folder and for anything else."""
     try:
         saved = json.loads((workdir / "config.json").read_bytes())["reasons"]
-        reasons = [Reason(*reason) for reason in saved]
+        reasons = [Reason(str(name), value, str(why)) for name, value, why in saved]
     except (OSError, ValueError, TypeError, KeyError):
         return ()  # opening the folder reports what is wrong with it
     return tuple(

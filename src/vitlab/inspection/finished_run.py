@@ -32,6 +32,7 @@ from vitlab.inspection.report import DataSection, RunSection
 from vitlab.io import read_json
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.resolve import RECIPE
 from vitlab.runs.run import PREDICTIONS
 from vitlab.runs.splits import load_splits
 from vitlab.settings import from_dict
@@ -117,12 +118,12 @@ class Run:
 
     @property
     def choices(self) -> str:
-        """The settings that neither recipe nor user has decided, with the reasons, in a sentence; of a fine-tuning job
-        those of the folder above. Empty if there are none."""
+        """The settings that neither recipe nor user has decided, with the reasons, in a sentence. A part of a
+        fine-tuning job has them in the folder above. Empty if there are none."""
         part_of_job = self.folder.name == "linear" or self.folder.name.startswith("run-")
         above = self.folder.parent / "config.json"
         settings = read_json(above) if part_of_job and above.is_file() else self.settings
-        reasons = settings.get("reasons", ())
+        reasons = [reason for reason in settings.get("reasons", ()) if reason[2] != RECIPE]
         by = itertools.groupby(reasons, lambda reason: reason[2])
         chosen = [f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in rows)}" for why, rows in by]
         return f" Settings chosen {'; '.join(chosen)}." if chosen else ""

@@ -1,4 +1,4 @@
-"""Position embeddings: E_pos of Eq. 1, the alternatives of App. D.4 (Table 8), and those of other checkpoints.
+"""Position embeddings: E_pos of Eq. 1, the alternatives of App. D.4 (Table 8), and kinds of other checkpoints.
 
 For another image size the patches stay as they are, so there are more or fewer of them: `interpolate_positions`
 resamples the embeddings on their grid (Sec. 3.2). It is where the paper puts knowledge of the image's 2D structure in

@@ -2,7 +2,7 @@
 
 An image is cut into N patches of P x P pixels, and E projects each to D numbers (Eq. 1). Position embeddings are added,
 L encoder blocks follow (Eq. 2-3, `encoder.py`), and the head reads the class token (Eq. 4). `ViTConfig` chooses among
-the paper's variants, and among those of other checkpoints.
+the paper's variants and the variants of other checkpoints.
 
 The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes;
 besides, p prefix tokens, t tokens after patch dropout, Dr numbers that the head reads.

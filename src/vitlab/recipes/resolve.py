@@ -36,8 +36,12 @@ BY_BUDGET = {"steps", "epochs", "sweep_steps", "optim.warmup_steps"}
 """What a time budget decides, whatever the recipe says."""
 
 
+RECIPE = "the recipe"
+"""Why an open setting has its value where nothing has changed it."""
+
+
 class Reason(NamedTuple):
-    """A setting that neither the recipe nor the user has decided."""
+    """An open setting, its value, and what has chosen it."""
 
     setting: str
     value: Any
@@ -103,12 +107,16 @@ def resolve(
         chosen: Any = choose(config, left, facts)
         reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in left]
         config = chosen
+    if facts.examples is not None:  # what is as in the recipe, too: on another device it might be chosen otherwise
+        unchanged = left - {reason.setting for reason in reasons}
+        values = dict(changes(None, config))
+        reasons += [Reason(name, values[name], RECIPE) for name in sorted(unchanged)]
     return Resolved(config, left, tuple(reasons))
 
 
 def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
-    """The settings with what an interrupted job has decided before, if they are still open: it goes on with them on
-    another device and at another speed, too."""
+    """The settings of an interrupted job: where they are open, with the choices that it `saved`, on another device and
+    at another speed, too."""
     kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
     kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
     kept |= {"optim.lr"} if "learning_rates" in kept else set()
@@ -143,12 +151,12 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def changes(before: Any, after: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of the settings in which two configs differ, with the values of the second."""
+    """Dotted names of the settings in which two configs differ, with the values of the second; all, beside None."""
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name, None), getattr(after, field.name)
-        if type(old) is type(new) and dataclasses.is_dataclass(new):
+        if dataclasses.is_dataclass(new) and (before is None or type(old) is type(new)):
             yield from changes(old, new, f"{section}{field.name}.")
-        elif old != new:
+        elif before is None or old != new:
             yield f"{section}{field.name}", new
 
 
@@ -156,11 +164,11 @@ def _check_given(given: Mapping[str, Any], budget: bool) -> None:
     if budget and (fixed := sorted(BY_BUDGET & given.keys())):
         raise UserError(f"the budget chooses the number of steps; leave out {', '.join(fixed)}, or the budget.")
     if {"optim.lr", "learning_rates"} <= given.keys():
-        raise UserError("optim.lr is one learning rate and learning_rates are those of a sweep; give one of them.")
+        raise UserError("optim.lr is one learning rate, and a sweep tries the learning_rates; give one of the two.")
 
 
 def _replaced_by(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """Settings of the recipe that go with the `given` ones no more, with the values they get."""
+    """Settings of the recipe that exclude the `given` ones or have no effect beside them, with new values."""
     settings: dict[str, Any] = {}
     if ("steps" in given) != ("epochs" in given):
         settings["epochs" if "steps" in given else "steps"] = None

@@ -20,9 +20,9 @@ MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
 REFIT_EPOCHS = 5.0
-"""Passes over the training images from which the final run trains again, on those too that were held out."""
+"""Epochs from which the final run trains again, on the held-out images too."""
 SHORT_EPOCHS, SHORT_MIN_AREA, SHORT_RATE = 3.0, 0.7, 2.0
-"""Passes below which a training has larger crops, their `min_area`, and learning rates this many times as high."""
+"""Epochs below which a training has larger crops, their `min_area`, and the factor of its learning rates."""
 MAX_HELD_OUT = 1000
 """Training images that a sweep holds out at most, except one of each class."""
 MAX_CPU_IMAGE_SIZE = 224
@@ -67,8 +67,8 @@ def bit_hyperrule(
 
 
 def adapt_to_epochs(config: FinetuneConfig, examples: int, open_settings: Collection[str]) -> FinetuneConfig:
-    """`config` with the open settings that depend on the number of epochs: the best run of the
-    sweep is the final one below REFIT_EPOCHS; below SHORT_EPOCHS crops and learning rates are larger."""
+    """`config` with the open settings that depend on the number of epochs: below REFIT_EPOCHS the
+    best run of the sweep is the final one; below SHORT_EPOCHS crops and learning rates are larger."""
     if not config.runs:
         return config
     epochs = config.total_steps(examples) * config.batch_size / examples

@@ -103,7 +103,7 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
 
 def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
     """Raises UserError for a class without a readable image. Decodes one of each class, on rank 0 and for all, and more
-    where it cannot be read; none of remote shards, each of which would be a download."""
+    where it cannot be read. Remote shards, which would be downloaded, are not checked."""
     if isinstance(train.entries, Entries) and not train.entries.local:
         return
     labels = train.all_labels

@@ -3,9 +3,10 @@
 Half of a ViT's patch embeddings are corrupted. The output token at the position of a corrupted patch predicts the
 patch: its mean color in 3 bits per channel, by cross-entropy.
 
-Of the corrupted embeddings 80 % become the learned mask, 10 % that of another patch, 10 % stay. A `Corruption` lists
-(position, source) for the corrupted patches of each image: the source of the new embedding is another position, or
-MASK. It is a function of the image's own uniform numbers, so that neither the batch nor the rank changes it.
+Of the corrupted embeddings 80 % become the learned mask, 10 % the embedding of another patch, 10 % stay. A
+`Corruption` lists (position, source) for the corrupted patches of each image: the source of the new embedding is
+another position, or MASK. It is a function of the image's own uniform numbers, so that neither the batch nor the rank
+changes it.
 `objectives.py` hands `MaskedPatch` and `MaskedViT` to the loop.
 
     draw_corruption(MaskingConfig(), torch.rand(1, 196 + 2 * 98, dtype=torch.float64), 196)  # [1, 98, 2]
