@@ -23,6 +23,7 @@ class Stream(enum.IntEnum):
     SHARD_ASSIGNMENT = 7  # which shard an image is written to
     HELD_OUT = 8  # images held out of a training split to choose settings
     RANDAUGMENT = 9
+    PARTS = 10  # parts of the training images for the least-squares head
 
 
 def philox(seed: int, stream: Stream, epoch: int = 0, example: int = 0) -> Philox:

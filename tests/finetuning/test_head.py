@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from staged_job import tune
 
-from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
@@ -19,17 +20,17 @@ from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
 from vitlab.finetuning import head as head_module
 from vitlab.finetuning import job as job_module
-from vitlab.finetuning import protocol
-from vitlab.finetuning.estimate import Images
-from vitlab.finetuning.head import LinearStage, check_head, head_images, hold_out_indices
+from vitlab.finetuning import protocol, stages
+from vitlab.finetuning.head import LinearStage, check_head, hold_out_indices
 from vitlab.finetuning.job import ALPHAS, FinetuneJob, format_score
-from vitlab.finetuning.protocol import sweep_and_finetune
-from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.plan import Plan, Task
+from vitlab.finetuning.stages import head_images
 from vitlab.inspection import write_pages
 from vitlab.io import write_bytes
 from vitlab.recipes import OPEN
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs import run as run_module
+from vitlab.runs.cost import ImageCost
 from vitlab.runs.run import RunContext, RunResult, evaluate_split
 from vitlab.runs.splits import Splits, load_splits
 from vitlab.train.microbatch import StepCost
@@ -37,34 +38,11 @@ from vitlab.train.run_files import PAGE
 from vitlab.weights import load_metadata, load_model
 
 
-@pytest.fixture(scope="module")
-def staged(config: TrainConfig) -> FinetuneConfig:
-    """Three rates, each for eight of the twenty steps, on four other digits at the size of pre-training."""
-    return FinetuneConfig(
-        model=dataclasses.replace(config.model, image_size=8, width=8),
-        data=DataConfig(classes=(3, 4, 5, 6), crop="none", flip=False, train_split="trainval", eval_split="test"),
-        optim=OptimConfig(name="adam", lr=3e-3, clip_norm=1.0),
-        steps=20,
-        batch_size=16,
-        precision="float32",
-        log_every=4,
-        checkpoint_every=5,
-        learning_rates=(1e-3, 3e-3, 1e-2),
-        sweep_steps=8,
-        held_out=0.25,
-        head="least_squares",
-    )
-
-
 @pytest.fixture(autouse=True)
 def _cache_of_its_own_and_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report's figures take four times as long as these jobs, and have tests of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(write_pages, "inspect_checkpoint", lambda *arguments, **settings: {})
-
-
-def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
-    return sweep_and_finetune(checkpoint, config, folder, device="cpu", tensorboard=False, **options)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -259,13 +237,13 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     """Though less memory is free when the job resumes."""
     measured = [8, 4]
 
-    def measure(self: FinetuneJob, _train: bool) -> StepCost:
-        return StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None)
+    def measure(self: FinetuneJob, config: FinetuneConfig, _train: bool) -> ImageCost:
+        return ImageCost(StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None), config.model.forward_macs)
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FinetuneJob, "measure_step", measure)
+    monkeypatch.setattr(FinetuneJob, "measure_cost", measure)
     one = dataclasses.replace(staged, learning_rates=(3e-3,), sweep_steps=None)
     with monkeypatch.context() as patch:
         patch.setattr(FinetuneJob, "train_and_test", stopped)
@@ -341,7 +319,7 @@ def test_augmentation_that_harms_the_head_is_left_out(
     """Representations are those of the image's class with noise, of mirrored ones with less; harm makes them those of
     the next class."""
 
-    def made_up(self: LinearStage, description: str, **options: Any) -> Features:
+    def made_up(self: LinearStage, _indices: Any, _description: str, **options: Any) -> Features:
         labels = self.splits.train.labels
         rng = np.random.default_rng(options.get("epoch", 0))
         transform: TrainTransform | None = options.get("augmentation")
@@ -423,10 +401,11 @@ def test_a_plan_is_kept_whatever_it_changes(
     """Rates that were given, and a part of the images: the same command resumes."""
     full = len(load_dataset("digits", "trainval", classes=(3, 4, 5, 6)))
 
-    def head_of_half(config: FinetuneConfig, images: Images, *_: Any) -> FinetuneConfig:
-        planned.append(images.train)
-        data = dataclasses.replace(config.data, subset_fraction=0.5)
-        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, data=data)
+    def head_of_half(task: Task, measure: Any, *_: Any) -> Plan:
+        planned.append(task.images.train)
+        data = dataclasses.replace(task.config.data, subset_fraction=0.5)
+        config = dataclasses.replace(task.config, runs=0, learning_rates=(), sweep_steps=None, data=data)
+        return task.plan(config, measure(config, False))
 
     planned, log = [], []
     monkeypatch.setattr(protocol, "fit_budget", head_of_half)
@@ -493,7 +472,7 @@ def test_memory_limits_views_then_images(
     """Of too many images as many of each class are taken."""
     labels = np.repeat(np.arange(4), (50, 10, 10, 10))
 
-    def made_up(self: LinearStage, description: str, **_: Any) -> Features:
+    def made_up(self: LinearStage, _indices: Any, _description: str, **_: Any) -> Features:
         x = 2.0 * np.eye(4)[labels] + np.random.default_rng(0).normal(size=(80, 4))
         return Features(x.astype(np.float32), labels, np.arange(80), 0)
 
@@ -520,8 +499,9 @@ def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
     """As many of each class, and those held out, which it is scored on; alone it takes all."""
     job = make_job(workdir, pretrained, staged)
     train, everything = job.splits.train, job.linear.plain
-    monkeypatch.setattr(head_module, "HEAD_IMAGES", limit)
-    monkeypatch.setattr(head_module, "HEAD_SHOTS", 5)
+    for module in (head_module, stages):
+        monkeypatch.setattr(module, "HEAD_IMAGES", limit)
+        monkeypatch.setattr(module, "HEAD_SHOTS", 5)
     stage = make_job(workdir, pretrained, staged).linear
     _, held_out = hold_out_indices(train, staged.held_out, staged.seed)
     chosen = stage.plain.indices

@@ -1,8 +1,6 @@
-"""The held-out part of the training split, the best learning rate, and the estimate before a fine-tuning begins."""
+"""The held-out part of the training split, the best learning rate, and several labels."""
 
 import contextlib
-import dataclasses
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from vitlab.data.splits import stratified_split
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
-from vitlab.finetuning.estimate import Images, JobCost, format_estimate
 from vitlab.finetuning.head import hold_out
 from vitlab.finetuning.job import best_score
 from vitlab.finetuning.protocol import sweep_and_finetune
@@ -27,8 +24,6 @@ from vitlab.inspection import write_pages
 from vitlab.inspection.finished_run import Run
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.recipes.finetune import custom
-from vitlab.train.microbatch import GIB, StepCost
 from vitlab.train.stopping import NonFiniteError
 from vitlab.weights import load_metadata, load_model, save_model
 
@@ -81,60 +76,6 @@ def test_hold_out() -> None:
     assert np.bincount(hold_out(numbered([0, 0, 1, 1, 1]), 0.9, 0)[0].labels).tolist() == [1, 1]
     with pytest.raises(ValueError, match=r"leaves 3 images of made to train on and 0 to evaluate on"):
         hold_out(numbered([0, 1, 2]), 0.5, 0)
-
-
-COST = StepCost(
-    microbatch=16, train_seconds=0.1, eval_seconds=0.05, feature_seconds=0.05, memory=2 * GIB, free=20 * GIB
-)
-CONFIG = dataclasses.replace(
-    custom(),
-    model=ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536, num_classes=3),
-    steps=100,
-    batch_size=32,
-    sweep_steps=20,
-)
-
-
-def rows(config: FinetuneConfig = CONFIG, cost: StepCost = COST) -> dict[str, str]:
-    """The lines of an estimate by name, for 160 training and 40 test images."""
-    lines = format_estimate(config, JobCost(cost), Images(160, 40), "cpu").splitlines()
-    return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-
-
-def test_estimate() -> None:
-    """Seconds: 3 x (20 x 32 x 0.1 + 16 x 0.05) of the sweep, 100 x 32 x 0.1 + 40 x 0.05 of the run."""
-    text = rows()
-    assert text["model"] == "21.6M parameters, 224x224 px, on cpu"
-    assert text["sweep"].endswith("scored on about 16 images: 3:14")
-    assert text["training"] == "1 x 100 steps of 32 images (20.0 epochs), then the test: 5:22"
-    assert text["total"] == "about 8:36"
-    assert text["shorter"] == (
-        "--optim.lr 0.01, without a sweep: 5:22 | --steps 50: 4:20 | --image-size 168: about 4:39"
-    )
-
-
-def test_estimate_without_a_refit() -> None:
-    """The final run takes its test alone, 40 x 0.05 seconds."""
-    text = rows(dataclasses.replace(CONFIG, refit=False, sweep_steps=None))
-    assert text["training"] == "none: the best run of the sweep (20.0 epochs) is tested: 0:02"
-
-
-def test_estimate_of_several_runs_without_a_sweep() -> None:
-    text = rows(dataclasses.replace(CONFIG, runs=3, learning_rates=(), sweep_steps=None))
-    assert text["training"].endswith("16:06")
-    assert text["total"] == "about 16:06"
-    assert "sweep" not in text
-
-
-def test_estimate_of_unknown_speed() -> None:
-    text = rows(cost=dataclasses.replace(COST, train_seconds=math.inf))
-    assert (text["total"], "shorter" in text) == ("about unknown", False)
-
-
-def test_estimate_of_a_short_run() -> None:
-    assert "shorter" not in rows(
-        cost=dataclasses.replace(COST, train_seconds=1e-3, eval_seconds=1e-3, feature_seconds=1e-3)
-    )
 
 
 @pytest.fixture

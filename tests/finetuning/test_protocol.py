@@ -218,8 +218,8 @@ def test_files_and_messages(searched: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
     assert load_metadata(folder)["classes"] == ["3", "4", "5", "6"]
     assert not (folder / PAGE).exists()  # the paper's protocol writes none
-    (estimate,) = [line for line in log if line.startswith("what this will take:")]
-    assert "582 training and 145 test images, 4 classes" in estimate
+    (plan,) = [line for line in log if line.startswith("plan:")]
+    assert "582 training and 145 test images, 4 classes" in plan
     rates = [line.split(":")[0] for line in log if line.startswith("learning rate")]
     assert rates == ["learning rate 1e-06", "learning rate 0.1"]
 

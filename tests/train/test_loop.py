@@ -30,6 +30,7 @@ from vitlab.models.vit import Model, build_model
 from vitlab.settings import to_dict
 from vitlab.train import loop, microbatch
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest
+from vitlab.train.clock import Clock, TimeLimit
 from vitlab.train.distributed import SINGLE, World, init_distributed
 from vitlab.train.loop import NonFiniteError, StoppedError, train
 from vitlab.train.objectives import classification_loss, create_training_model
@@ -287,6 +288,38 @@ def test_a_crash_leaves_no_trace(tmp_path: Path, straight: tuple[Weights, bytes]
         with pytest.raises(CrashError):
             run(EVERYTHING, tmp_path, crash_at(step))
     assert_same_end(tmp_path, straight)
+
+
+class Scripted(TimeLimit):
+    """A limit that finds at step 3 that two more steps fit."""
+
+    def total_steps(self, step: int, total: int) -> int:
+        return 5 if step == 3 else total
+
+
+def shortened(folder: Path, shortens: bool, stop_at: int = 0) -> Model:
+    """A run of nine steps, or five where it `shortens`."""
+    config = dataclasses.replace(EVERYTHING, checkpoint_every=1, log_every=1)
+    limit = (Scripted if shortens else TimeLimit)(Clock(1e6), 1e-3, 0.0)
+    with Workdir(folder, to_dict(config), tensorboard=False) as workdir:
+        evaluate = crash_at(stop_at) if stop_at else norm
+        return train(config, workdir, initial_model(config), digits(), evaluate, limit=limit)
+
+
+@pytest.mark.parametrize("stop_at", [4, 5])
+def test_a_resumed_run_keeps_its_changes(tmp_path: Path, stop_at: int) -> None:
+    """Though the machine is fast again: the same steps, rates and bits."""
+    straight = weights_of(shortened(tmp_path / "straight", shortens=True))
+    assert list(records(tmp_path / "straight", "lr")) == [1, 2, 3, 4, 5]
+    assert records(tmp_path / "straight", "total_steps") == {4: 5, 5: 5}
+    with pytest.raises(CrashError):
+        shortened(tmp_path / "killed", shortens=True, stop_at=stop_at)
+    resumed = weights_of(shortened(tmp_path / "killed", shortens=False))
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("straight", "killed")]
+    assert metrics[0] == metrics[1]
+    assert latest(tmp_path / "killed").state["changes"] == [[3, 5]]
+    assert latest(tmp_path / "killed").state["seconds_left"] > 1e5
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 4), (signal.SIGTERM, 9)])

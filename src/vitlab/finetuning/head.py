@@ -7,7 +7,7 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,10 @@ from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.evaluation.summary import headline
+from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.stages import HEAD_IMAGES, HEAD_SHOTS, head_images
 from vitlab.models.vit import Model
-from vitlab.rng import Stream
+from vitlab.rng import Stream, generator
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import RunContext, evaluate_split, evaluation_options, run_settings, write_run
 from vitlab.runs.splits import Splits
@@ -36,8 +38,9 @@ from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
-HEAD_IMAGES, HEAD_SHOTS = 4_000, 20
-"""Where fine-tuning follows, the head is fitted to as many images, or to so many of each class if that is more."""
+PARTS, MIN_PART = 8, 64
+"""With a budget the training images pass through the model in so many parts of at least so many images, each of all
+classes: the head is fitted to those that there was time for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class JobInputs:
     config: FinetuneConfig
     context: RunContext
     log: Callable[[str], None]
+    clock: JobClock = field(default_factory=JobClock)
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,32 @@ class LinearStage(JobInputs):
 
     @functools.cached_property
     def plain(self) -> Features:
-        """Representations of the training images by the checkpoint as it is."""
-        return self._features(
-            "representations", preprocessing=self.config.data.preprocessing(self._model.config.image_size)
-        )
+        """Representations of `_images` by the checkpoint as it is; with a budget, of those that there is time for."""
+        clock, preprocessing = self.clock, self.config.data.preprocessing(self._model.config.image_size)
+        parts, done = self._parts(), []
+        for number, indices in enumerate(parts, 1):
+            seconds, name = len(indices) * clock.image_seconds, f"part {number} of {len(parts)} of the head's images"
+            if done and not clock.fits(name, seconds, clock.seconds("test")):
+                break
+            with clock.timed(seconds):
+                done.append(self._features(indices, "representations", preprocessing=preprocessing))
+        x, labels, indices = (np.concatenate([getattr(part, f) for part in done]) for f in ("x", "labels", "indices"))
+        order = np.argsort(indices)
+        return Features(x[order], labels[order], indices[order], sum(part.skipped for part in done))
+
+    def _parts(self) -> list[Int[np.ndarray, " m"]]:
+        """`_images` in PARTS of the same size, each with its part of every class; in one without a budget."""
+        images, classes = self._images, len(self.splits.train.classes)
+        count = min(PARTS, len(images) // max(MIN_PART, 2 * classes)) if self.clock.limited else 1
+        if count <= 1:
+            return [images]
+        shuffled = generator(self.config.seed, Stream.PARTS).permutation(images)
+        labels = self.splits.train.labels[shuffled]
+        order = np.argsort(labels, kind="stable")
+        counts = np.bincount(labels, minlength=classes)
+        rank = np.arange(len(images)) - np.repeat(np.cumsum(counts) - counts, counts)
+        fraction = np.where(rank < 2, 0.0, rank / counts[labels[order]])  # the first part has two of each class
+        return [np.sort(part) for part in np.array_split(shuffled[order[np.argsort(fraction, kind="stable")]], count)]
 
     @functools.cached_property
     def augmented(self) -> tuple[DataConfig, list[Features]]:
@@ -87,7 +113,9 @@ class LinearStage(JobInputs):
         data, views = self.config.data, range(1, self._num_views + 1)
         if not views or not (data.flip or data.crop != "none" or data.randaugment_layers):
             return data, []
-        flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
+        if not self._view_fits(1):
+            return data, []
+        flips = (False, True) if data.flip and len(views) > 1 and self._view_fits(2) else (data.flip,)
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
         alone, flip = self.plain_head.loss, min(tried, key=losses.__getitem__)
@@ -98,7 +126,10 @@ class LinearStage(JobInputs):
             return dataclasses.replace(data.without_crop(), flip=False, **plain), []
         if data.flip and not flip:
             self.log("mirrored training images make the least-squares head worse: none is mirrored")
-        kept += [self._view(view, flip) for view in views[len(tried) :]]
+        for view in views[len(tried) :]:
+            if not self._view_fits(view):
+                break
+            kept.append(self._view(view, flip))
         return dataclasses.replace(data, flip=flip), kept if self._fit([self.plain, *kept]).loss < alone else []
 
     @property
@@ -132,15 +163,20 @@ class LinearStage(JobInputs):
     def _view(self, view: int, flip: bool) -> Features:
         transform = dataclasses.replace(train_transform(self.config.single()), flip=flip)
         description = f"representations of view {view} of {self._num_views}"
-        return self._features(description, augmentation=transform, epoch=view)
+        with self.clock.timed(len(self.plain.indices) * self.clock.image_seconds):
+            return self._features(self.plain.indices, description, augmentation=transform, epoch=view)
 
-    def _features(self, description: str, **options: Any) -> Features:
+    def _view_fits(self, view: int) -> bool:
+        seconds = len(self.plain.indices) * self.clock.image_seconds
+        return self.clock.fits(f"augmented view {view}", seconds, self.clock.after("head"))
+
+    def _features(self, indices: Int[np.ndarray, " m"], description: str, **options: Any) -> Features:
+        """Representations of the training images with these indices."""
         loader = evaluation_options(self.config, self.context.device)
         where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.context.world}
-        train, chosen = self.splits.train, self._images
-        train = train if len(chosen) == len(train) else train.take(chosen)
+        train = self.splits.train if len(indices) == len(self.splits.train) else self.splits.train.take(indices)
         computed = features(self._model, train, loader, description=description, **where, **options)
-        return dataclasses.replace(computed, indices=chosen[computed.indices])
+        return dataclasses.replace(computed, indices=indices[computed.indices])
 
     def fit_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for all training images, or for those with these indices."""
@@ -184,6 +220,13 @@ class LinearStage(JobInputs):
         shots = bisect.bisect_right(range(1, counts.max() + 1), limit, key=lambda most: np.minimum(counts, most).sum())
         return np.sort(rows[sample_shots(labels, classes, max(shots, 2), self.config.seed)])
 
+    def describe(self) -> None:
+        """Fits the head and logs what it reaches without a test."""
+        head, images = self.fit_head(), len(self._rows())
+        if images < (count := len(self.splits.train)):
+            self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
+        self.log(f"least-squares head: {self.chosen_on} {headline(vars(head))}")
+
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
         config, world = self.config.single(), self.context.world
@@ -192,9 +235,6 @@ class LinearStage(JobInputs):
             if folder.finished:
                 return folder.read_result()
             head, images = self.fit_head(), len(self._rows())
-            if images < (count := len(self.splits.train)):
-                self.log(f"least-squares head: fitted to {images:,} of the {count:,} training images")
-            self.log(f"least-squares head: {self.chosen_on} {headline(vars(head))}")
             model = self.classifier().to(self.context.device)
             test = evaluate_split(config, model, self.splits.test, world).with_thresholds(head.label_thresholds)
             self.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
@@ -219,16 +259,6 @@ class LinearStage(JobInputs):
         if train.multi_label and logits.numel() <= MAX_SCORES:
             score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return score
-
-
-def head_images(config: FinetuneConfig, count: int, classes: int) -> int:
-    """How many of the `count` training images pass through the stage.
-
-    Beside those held out at most HEAD_IMAGES, or HEAD_SHOTS of each class, where fine-tuning follows: it learns more
-    from the time that the others would take.
-    """
-    held_out = round(config.held_out * count) if config.tried_rates else 0
-    return min(count, max(HEAD_IMAGES, HEAD_SHOTS * classes) + held_out) if config.runs else count
 
 
 def check_head(config: FinetuneConfig) -> None:

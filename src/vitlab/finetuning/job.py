@@ -22,15 +22,18 @@ from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.multi_label import choose_thresholds
 from vitlab.evaluation.summary import headline
 from vitlab.finetuning.head import JobInputs, LinearStage, hold_out, hold_out_indices
-from vitlab.inspection.finished_run import Report
+from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.stages import ALPHAS
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.recipes.resolve import Reason, changes
+from vitlab.runs.cost import ImageCost, measure_cost
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
 from vitlab.runs.splits import Splits
-from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
+from vitlab.train.clock import TimeLimit
+from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.stopping import NonFiniteError
 from vitlab.train.workdir import METRICS, Workdir, read_log
@@ -38,17 +41,16 @@ from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.folder import THRESHOLDS
 
 Log = Callable[[str], None]
-ALPHAS = (0.25, 0.5, 0.75)
-"""Weights of the fine-tuned model to try in an average with the least-squares head, besides 1."""
 ALPHA_WITHOUT_SWEEP = 0.25
 """It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
+MIN_SWEEP, MIN_FINAL = 0.5, 0.6
+"""Fractions of the planned steps below which fine-tuning, or the final run, is left out on a slow machine."""
 
 
 @dataclass(frozen=True)
 class FinetuneJob(JobInputs):
     """A fine-tuning job: the least-squares head, the sweep and the final runs."""
 
-    report: Report = "whole"
     reasons: tuple[Reason, ...] = ()
     """Why the settings that the recipe left open have their values."""
 
@@ -69,21 +71,15 @@ class FinetuneJob(JobInputs):
         """The least-squares head of `config.head`."""
         return LinearStage(**{field.name: getattr(self, field.name) for field in dataclasses.fields(JobInputs)})
 
-    def measure_step(self, train: bool = True) -> StepCost:
-        """The cost of a micro-batch, measured by rank 0; see `train.microbatch.measure_step`."""
-        config, world = self.config, self.context.world
-
-        def measure() -> dict[str, Any]:
-            model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            cost = measure_step(config.single(), model, self.context.device, world.world_size, train)
-            return dataclasses.asdict(cost)
-
-        return StepCost(**world.broadcast_object(measure))
+    def measure_cost(self, config: FinetuneConfig, train: bool = True) -> ImageCost:
+        """The cost of an image at the image size of `config`."""
+        return measure_cost(config.single(), self.splits.train, self.context, train)
 
     def head_loss(self, config: FinetuneConfig, count: int) -> float:
         """The leave-one-out loss of the least-squares head at the image size of `config`, for about `count` images."""
         train = stratified_subset(self.splits.train, count / len(self.splits.train), config.seed)
-        job = dataclasses.replace(self, config=config, splits=dataclasses.replace(self.splits, train=train))
+        splits = dataclasses.replace(self.splits, train=train)
+        job = dataclasses.replace(self, config=config, splits=splits, clock=JobClock())
         loss, size = job.linear.plain_head.loss, "x".join(map(str, config.model.image_hw))
         self.log(f"{size} px: {job.linear.chosen_on} loss {loss:.3f} of the least-squares head for {len(train)} images")
         return loss
@@ -115,21 +111,31 @@ class FinetuneJob(JobInputs):
         alpha: float = 1.0,
         thresholds: Sequence[float] | None = None,
         settings: Mapping[str, Any] | None = None,
+        later_runs: int = 0,
     ) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished.
 
         alpha: weight of the trained model in its average with the least-squares head's. thresholds: of each of several
-        labels. settings: more for config.json.
+        labels. settings: more for config.json. later_runs: runs of the job that follow.
         """
         create_model = functools.partial(self.create_model, config.seed)
         options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
         options["settings"] = settings or {}
+        options["limit"] = self._limit(later_runs * self.clock.seconds("final") / max(self.config.runs, 1), "final")
         if self.config.head is not None and alpha < 1:
             head = functools.cache(self.linear.classifier)  # not fitted for a finished run
             options["finish"] = lambda model: average_weights(head(), model, alpha)
         return run(config, path, self.splits, create_model, "finetune", self.context, **options).result
 
-    def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
+    def _limit(self, more: float, stage: str) -> TimeLimit | None:
+        """The time limit of a training, which `more` seconds of its stage follow, and all later ones."""
+        plan = self.clock.plan
+        if plan is None:
+            return None
+        step = self.config.batch_size * plan.cost.train(self.config.model)
+        return self.clock.limit(step, more + self.clock.after(stage))
+
+    def score_learning_rate(self, lr: float, path: Path, later_rates: int = 0) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
 
         With a `head`, they belong to the average of weights with the lowest loss, and `alpha` says which. Without
@@ -142,7 +148,8 @@ class FinetuneJob(JobInputs):
             if not folder.finished:
                 if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
                     folder.corrupt.clear()
-                folder.write_result({split: self._train_and_evaluate(config, folder)})
+                rate = self.clock.seconds("sweep") / max(len(self.config.tried_rates), 1)
+                folder.write_result({split: self._train_and_evaluate(config, folder, later_rates * rate)})
             if folder.writes:
                 shutil.rmtree(folder.checkpoints, ignore_errors=True)
             record = folder.read_result()[split]
@@ -152,7 +159,9 @@ class FinetuneJob(JobInputs):
 
     def sweep(self, workdir: Path) -> list[dict[str, Any]]:
         """The scores of all learning rates."""
-        return [self.score_learning_rate(lr, sweep_folder(workdir, lr)) for lr in self.config.tried_rates]
+        rates = self.config.tried_rates
+        later = range(len(rates) - 1, -1, -1)
+        return [self.score_learning_rate(lr, sweep_folder(workdir, lr), n) for lr, n in zip(rates, later, strict=True)]
 
     def test_trained(self, workdir: Path, score: Mapping[str, Any]) -> dict[str, Any]:
         """The result of the sweep's run with this score as the final run, tested."""
@@ -177,13 +186,15 @@ class FinetuneJob(JobInputs):
         folder = sweep_folder(workdir, score["learning_rate"])
         return read_json(folder / "result.json")[self.sweep_splits.val.split].get(THRESHOLDS)
 
-    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
-        """The record of a run of the sweep on the held-out split; None if it diverged."""
+    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir, more: float) -> dict[str, Any] | None:
+        """The record of a run of the sweep on the held-out split; None if it diverged. `more` seconds of it follow."""
         splits, context = self.sweep_splits, self.context
         rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
         create_model, description = functools.partial(self.create_model, config.seed, rest), f"rate {config.optim.lr:g}"
         try:
-            model, evaluation = train_and_evaluate(config, folder, splits, create_model, context, description)
+            model, evaluation = train_and_evaluate(
+                config, folder, splits, create_model, context, description, limit=self._limit(more, "sweep")
+            )
         except NonFiniteError as error:
             self.log(str(error))
             return None
@@ -201,7 +212,7 @@ class FinetuneJob(JobInputs):
         # The last update may diverge.
         if not math.isfinite(evaluation.metrics()["loss"]):
             return None
-        if folder.writes and not self.config.refit:
+        if folder.writes and (self.clock.limited or not self.config.refit):  # it may be the final run
             kept = model if head is None else average_weights(head, model, record["alpha"])
             save_model(cast(Model, kept), folder.path / "model")
         if evaluation.scores is not None:
@@ -227,6 +238,7 @@ class FinetuneJob(JobInputs):
         with Workdir(workdir, settings, tensorboard=False, world=self.context.world) as folder:
             self.log(f"settings: {workdir / 'config.json'}")
             if not folder.finished:
+                self.clock.open(folder)
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
                 folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
             folder.write_report(make_report)
@@ -241,26 +253,39 @@ class FinetuneJob(JobInputs):
         return dataclasses.replace(self, context=dataclasses.replace(self.context, microbatch=size))
 
     def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
-        config, workdir = self.config, folder.path
-        linear = self.linear.test(workdir / "linear") if config.head is not None else None
-        scores = self.sweep(workdir) if config.runs else []
+        """All choices first, then the tests: no test image, and no time of a test, decides anything."""
+        config, workdir, clock = self.config, folder.path, self.clock
+        if config.head is not None and not (workdir / "linear" / "result.json").exists():
+            self.linear.describe()
+        training = MIN_SWEEP * (clock.seconds("sweep") or clock.seconds("final")) + clock.seconds("score")
+        tunes = config.runs and (not config.head or clock.fits("fine-tuning", training, clock.seconds("test")))
+        scores = self.sweep(workdir) if tunes else []
         for number, score in enumerate(scores, 1):
             folder.log(METRICS, number, score)
-        held_out = self.linear.score_held_out() if linear and scores else None
-        helps = held_out is None or self._helps(scores, held_out)
+        held_out = self.linear.score_held_out() if config.head is not None and scores else None
+        helps = tunes and (held_out is None or self._helps(scores, held_out))
         tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
         best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
-        seeds = [config.seed + number for number in range(config.runs if helps else 0)]
         thresholds = self.thresholds(workdir, tuned) if scores and helps else None
-        records = []
-        for number, seed in enumerate(seeds):
-            if config.refit:
+        records, seeds = [], []
+        for number in range(config.runs if helps else 0):
+            seed, one_run = config.seed + number, MIN_FINAL * clock.seconds("final") / config.runs
+            refit = config.refit and (
+                not (scores or number) or clock.fits(f"final run {number}", one_run, clock.seconds("test"))
+            )
+            if refit:
                 single, path = self.run_config(best, seed), workdir / f"run-{number}"
-                records.append(self.train_and_test(single, path, f"run {number}", alpha, thresholds)["test"])
-            else:
+                later = config.runs - 1 - number
+                result = self.train_and_test(single, path, f"run {number}", alpha, thresholds, later_runs=later)
+                records.append(result["test"])
+            elif not number:
                 records.append(self.test_trained(workdir, tuned)["test"])
+            else:
+                break
+            seeds.append(seed)
             metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
             folder.log(METRICS, len(scores) + len(records), metrics)
+        linear = self.linear.test(workdir / "linear") if config.head is not None else None
         chosen = "run-0" if records else "linear"
         if folder.writes:
             metadata = load_metadata(workdir / chosen)
@@ -272,6 +297,8 @@ class FinetuneJob(JobInputs):
             stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
             result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
             records = records or [linear["test"]]
+        if clock.left_out:
+            result["left_out"] = clock.left_out
         return result | _summarize(records, seeds) | self.splits.record
 
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:

@@ -8,32 +8,37 @@ import dataclasses
 import itertools
 import json
 import math
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
-from vitlab.data.loader import available_cores, num_workers
 from vitlab.errors import UserError, quoted
-from vitlab.finetuning.estimate import REPORT_FRACTION, Images, JobCost, format_estimate, measure_decode
+from vitlab.finetuning.budget import best_size, fit_budget
 from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, Log
-from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
+from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.plan import Task, left_out
 from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.stages import Images
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.resolve import RECIPE, Facts, Reason, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
+from vitlab.runs.cost import ImageCost
 from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import RunContext
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
+from vitlab.train.clock import Clock
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
+
+SHORT = 120.0
+"""Seconds of a job from which a budget is suggested."""
 
 
 def sweep_and_finetune(
@@ -64,7 +69,6 @@ def sweep_and_finetune(
     `started` (by `time.monotonic()`; default: now) to the end. config.json says why each has its value; an interrupted
     job keeps them. Raises UserError for bad settings or data, and for a folder with other settings.
     """
-    started = time.monotonic() if started is None else started
     workdir = Path(workdir)
     open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
@@ -76,7 +80,8 @@ def sweep_and_finetune(
     resolved, splits = _resolve(config, facts, workdir, open_settings, budget is not None, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, reasons=resolved.reasons)
     job = _check_held_out(job, open_settings)
-    job = _without_unreadable(_plan(job, workdir, budget, started, open_settings), open_settings)
+    clock = None if budget is None else Clock(budget, started)
+    job = _without_unreadable(_plan(job, workdir, clock, open_settings), open_settings)
     config = job.config
     for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
         if why == RECIPE:
@@ -92,7 +97,10 @@ def sweep_and_finetune(
             return False
         from vitlab.inspection.write_pages import report
 
-        if (note := report(workdir, device=device, kind=job.report).get("note")) is not None:
+        if (kind := job.clock.report()) == "none":
+            log("no report: the time is over; the same command makes it")
+            return False
+        if (note := report(workdir, device=device, kind=kind).get("note")) is not None:
             log(note)
         return note is None
 
@@ -185,85 +193,51 @@ def _check_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetun
     return job
 
 
-def _plan(
-    job: FinetuneJob, workdir: Path, budget: float | None, started: float, open_settings: Collection[str]
-) -> FinetuneJob:
-    """The job with the `open_settings` that a plan chooses, for the `budget` if there is one and no plan in `workdir`,
-    and with the measured micro-batch. Logs what the job will take, unless it is finished."""
-    world, device, splits, wanted = job.context.world, job.context.device, job.splits, job.config
-    planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
+def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: Collection[str]) -> FinetuneJob:
+    """The job with the `open_settings` that a plan chooses, for the time of the `clock` if there is one and no plan in
+    `workdir`, and with the measured micro-batch. Logs the plan, unless the job is finished."""
+    world, splits = job.context.world, job.splits
+    resumed = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
-    costs: dict[Any, JobCost] = {}
-    limit = math.inf if budget is None else REPORT_FRACTION * budget
+    task = Task(job.config, images, open_settings, math.inf if clock is None else clock.seconds)
+    measured: dict[tuple[Any, bool], ImageCost] = {}
 
-    def elapsed() -> float:
-        return world.broadcast_object(lambda: time.monotonic() - started)
-
-    def measure(config: FinetuneConfig, train: bool) -> JobCost:
+    def measure(config: FinetuneConfig, train: bool) -> ImageCost:
         size = config.model.image_size
-        if (size, True) in costs or (size, train) in costs:
-            return costs.get((size, True)) or costs[size, train]
-        if not costs:
-            job.log("measuring the speed")
-        step = dataclasses.replace(job, config=config).measure_step(train)
-        decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
-        workers = 0 if device.type == "cpu" else num_workers(config.data.workers, device)
-        costs[size, train] = JobCost(step, decode, world.world_size, workers, cores, limit)
-        return costs[size, train]
+        if (size, True) not in measured and (size, train) not in measured:
+            if not measured:
+                job.log("measuring the speed")
+            measured[size, train] = job.measure_cost(config, train)
+        return measured.get((size, True)) or measured[size, train]
 
-    if budget is not None and planned_before:
-        plan = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
-        job.log(
-            f"resuming the plan in {workdir / 'config.json'}, {plan} at "
-            f"{'x'.join(map(str, job.config.model.image_hw))} px; for another --budget give another --workdir"
-        )
-    elif budget is not None:
-        config = fit_budget(job.config, images, measure, budget, open_settings, elapsed, job.head_loss)
-        for line in _left_out(config, wanted, images, measure(config, False), budget, open_settings):
+    if clock is not None and resumed:
+        what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
+        size = "x".join(map(str, job.config.model.image_hw))
+        job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
+    elif clock is not None:
+        plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), job.head_loss)
+        for line in left_out(task, plan):
             job.log(line)
-        if config.data.subset_fraction != job.config.data.subset_fraction:
-            splits = load_splits(config.data, world, config.loss == "sigmoid")
-            images = Images(len(splits.train), len(splits.test))
-        job = dataclasses.replace(job.decide("the time budget", config), splits=splits)
-    elif not planned_before:
+        if plan.config.data.subset_fraction != job.config.data.subset_fraction:
+            splits = load_splits(plan.config.data, world, plan.config.loss == "sigmoid")
+        job = dataclasses.replace(job.decide("the time budget", plan.config), splits=splits)
+    elif not resumed:
         job = job.decide("the number of epochs", adapt_to_epochs(job.config, images.train, open_settings))
         if job.config.head and "model.image_size" in open_settings:
-            job = job.decide("leave-one-out losses", best_size(job.config, images, measure, job.head_loss))
+            task = dataclasses.replace(task, config=job.config)
+            job = job.decide("leave-one-out losses", best_size(task, measure, job.head_loss))
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
-    cost = measure(job.config, budget is None)
-    text = format_estimate(job.config, cost, images, str(job.context.device))
-    resumed = " in all (what is finished is not repeated)" if planned_before else ""
-    job.log(f"what this will take{resumed}:\n{text}")
-    if budget is not None and not planned_before and elapsed() + sum(cost.seconds(job.config, images)) > budget:
+    plan = task.plan(job.config, measure(job.config, clock is None))
+    plan = dataclasses.replace(plan, images=Images(len(splits.train), len(splits.test)))
+    note = " (what is finished is not repeated)" if resumed else ""
+    job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
+    if clock is None and not resumed and SHORT < plan.seconds < math.inf:
+        job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
+    if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
         job.log("this takes longer than --budget; Ctrl-C stops it")
-    context = dataclasses.replace(job.context, microbatch=cost.step.microbatch)
-    return dataclasses.replace(job, context=context, report=cost.report(images))
-
-
-def _left_out(
-    config: FinetuneConfig,
-    wanted: FinetuneConfig,
-    images: Images,
-    cost: JobCost,
-    budget: float,
-    open_settings: Collection[str],
-) -> Iterator[str]:
-    """What of the `wanted` job the `budget` leaves out of the planned `config`, and the budget that includes it."""
-
-    def with_budget(holds: Callable[[FinetuneConfig, JobCost], bool]) -> str:
-        minutes = needed_budget(wanted, images, cost, config, budget, open_settings, holds)
-        return "" if minutes is None else f"; --budget {minutes}m includes it"
-
-    if config.data.subset_fraction != wanted.data.subset_fraction:
-        dropped = 1 - (config.data.subset_fraction or 1) / (wanted.data.subset_fraction or 1)
-        text = f"left out: {dropped:.0%} of the {images.train:,} training images"
-        yield text + with_budget(lambda plan, _: plan.data.subset_fraction == wanted.data.subset_fraction)
-    if not config.runs and wanted.runs:
-        yield "left out: fine-tuning after the least-squares head" + with_budget(lambda plan, _: plan.runs > 0)
-    if (kind := cost.report(images)) != "whole":
-        parts = "the report" if kind == "none" else "near-duplicates and files of the figures, in the report"
-        yield f"left out: {parts}" + with_budget(lambda _, cost: cost.report(images) == "whole")
+    context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
+    return dataclasses.replace(job, context=context, clock=JobClock(plan, clock, world))
 
 
 def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:

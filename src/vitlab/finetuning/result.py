@@ -43,6 +43,8 @@ class Finetuned:
             mean = f"{name.replace('_', ' ')} over {len(runs)} runs: "
             mean += f"{result[f'{name}_mean']:.2%} +- {result[f'{name}_sd']:.2%}"
             lines.append(f"{mean} ({values}; the classes above are run-0's)")
+        if left_out := result.get("left_out"):
+            lines.append(f"left out, since the machine was slower than planned: {', '.join(left_out)}")
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were skipped:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]

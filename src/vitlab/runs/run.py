@@ -23,6 +23,7 @@ from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
+from vitlab.train.clock import TimeLimit
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
 from vitlab.train.memory import inference_bytes
@@ -74,12 +75,13 @@ def run(
     finish: Callable[[Any], Any] = lambda model: model,
     thresholds: Sequence[float] | None = None,
     settings: Mapping[str, Any] | None = None,
+    limit: TimeLimit | None = None,
 ) -> RunResult:
     """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
 
     `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
     evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels. settings:
-    more for config.json.
+    more for config.json. limit: when the training must end.
     """
     world, few_shot = context.world, None
     if config.fewshot is not None:
@@ -89,7 +91,7 @@ def run(
         if folder.finished:
             return RunResult(config, folder.read_result())
         began, shown = time.perf_counter(), description or command
-        model, val = train_and_evaluate(config, folder, splits, create_model, context, shown, few_shot, finish)
+        model, val = train_and_evaluate(config, folder, splits, create_model, context, shown, few_shot, finish, limit)
         test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
@@ -108,6 +110,7 @@ def train_and_evaluate(
     description: str,
     few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
     finish: Callable[[Any], Any] = lambda model: model,
+    limit: TimeLimit | None = None,
 ) -> tuple[nn.Module, Any]:
     """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
     was finished.
@@ -131,6 +134,7 @@ def train_and_evaluate(
         device=context.device,
         description=description,
         microbatch=context.microbatch,
+        limit=limit,
     )
     return finish(model), evaluations[0]
 

@@ -28,6 +28,7 @@ from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
 from vitlab.io import writing
 from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
+from vitlab.train.clock import Schedule, TimeLimit
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import create_objective
 from vitlab.train.optim import learning_rate
@@ -52,13 +53,14 @@ def train(
     device: str | torch.device = "cpu",
     description: str = "train",
     microbatch: int | None = None,
+    limit: TimeLimit | None = None,
 ) -> AnyModel:
     """Trains `model` on `dataset` as `config` says, or resumes the run in `workdir`; returns the model in float32.
 
     The weights returned, and passed to `evaluate(model)` on every rank, are the Polyak average if there is one.
     `microbatch`: images per forward pass, if the caller has measured it; `description` is shown with the progress.
-    SIGTERM or Ctrl-C ends the run within one micro-batch, and saves the last complete step: StoppedError. Also raises
-    NonFiniteError.
+    A `limit` shortens the run where the machine is slower than planned. SIGTERM or Ctrl-C ends the run within one
+    micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
     """
     device, world = torch.device(device), workdir.world
     outputs, classes = config.model.num_classes, len(dataset.classes)
@@ -74,7 +76,7 @@ def train(
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
-        run = _Run(config, workdir, dataset, evaluate, state, steps, progress, stop, writer)
+        run = _Run(config, workdir, dataset, evaluate, state, Schedule(steps, limit), progress, stop, writer)
         run.resume()
         _train_steps(run, microbatch)
     return cast(AnyModel, trained_model(config.model, config.masking, state))
@@ -92,18 +94,20 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
     batches, compiling = run.load_batches(first_step=state.step), config.compile
     if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
-    while state.step < run.total_steps:
+    while state.step < run.schedule.total:
         batch = run.next_batch(batches)
         counts = (len(batch.indices), batch.skipped) if batch else (0, 0)
         # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
-        stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), *counts)
-        lr = learning_rate(config.optim, state.step, run.total_steps)
+        fitting = run.schedule.fitting(state.step) if world.is_rank_0 else 0
+        stopping, num_images, skipped, fitting = world.all_reduce(run.stop.is_set(), *counts, fitting)
+        run.shorten(fitting)
+        lr = learning_rate(config.optim, run.schedule.position(state.step), run.schedule.planned)
         arguments = (lr, num_images, microbatch, run.should_continue)
         if stopping or not batch or not train_step(config, state, run.objective, batch, *arguments):
             run.save_and_stop()
         state.skipped += skipped
         run.throughput.images += num_images
-        last = state.step == run.total_steps
+        last = state.step == run.schedule.total
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
         if compiling and not logging:  # the first step took much longer than the others
             run.start_clock()
@@ -134,7 +138,7 @@ class _Run:
     dataset: Dataset
     evaluate: Evaluate | None
     state: TrainState
-    total_steps: int
+    schedule: Schedule
     progress: TrainProgress
     stop: threading.Event
     writer: CheckpointWriter
@@ -149,7 +153,7 @@ class _Run:
     def resume(self) -> None:
         """Restores the last valid checkpoint, and describes the run."""
         state, say = self.state, self.progress.say
-        if (warmup := self.config.optim.warmup_steps) >= (steps := self.total_steps):
+        if (warmup := self.config.optim.warmup_steps) >= (steps := self.schedule.planned):
             say(f"the warm-up of {warmup} steps exceeds the run of {steps}; usual: --optim.warmup-steps {steps // 10}")
         saved = load_latest(self.workdir.checkpoints, say, self.world)
         if saved is None and self.workdir.corrupt:
@@ -160,12 +164,21 @@ class _Run:
         self.workdir.truncate_logs(saved.step if saved else -1)
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
+            self.schedule.restore(saved.state)
+            self.progress.total = self.schedule.total
             self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
         duration = "minutes" if self.device.type == "cpu" else "half a minute or more"
         compiling = f"; compiling, which takes {duration} ..." if self.config.compile else ""
         say(f"{state.weights.precision} on {self.device}{processes}{compiling}")
+
+    def shorten(self, total: int) -> None:
+        """Ends the run after `total` steps, if these are fewer than planned."""
+        if total < (planned := self.schedule.total):
+            self.schedule.changes.append((self.state.step, total))
+            self.progress.total = total
+            self.progress.say(f"the machine is slower than planned: {total} steps instead of {planned}")
 
     def start_clock(self) -> None:
         """Measures speed from here on."""
@@ -213,9 +226,11 @@ class _Run:
         if not math.isnan(accuracy):  # of an objective with classes
             metrics["accuracy"] = accuracy / updates
         metrics["skipped"] = state.skipped
+        if self.schedule.changes:
+            metrics["total_steps"] = self.schedule.total
         state.metric_sums.zero_()
         state.last_logged_step = state.step
-        speed = self.throughput.record((self.total_steps - state.step) * self.config.batch_size)
+        speed = self.throughput.record((self.schedule.total - state.step) * self.config.batch_size)
         self.workdir.log(METRICS, state.step, metrics)
         self.workdir.log(SPEED, state.step, speed)
         self.progress.show({"step": state.step, **metrics}, speed)
@@ -223,7 +238,7 @@ class _Run:
     def evaluation_is_due(self) -> bool:
         """Whether the model is evaluated after this step."""
         step, every = self.state.step, self.config.eval_every
-        is_due = step == self.total_steps or (every is not None and step % every == 0)
+        is_due = step == self.schedule.total or (every is not None and step % every == 0)
         return self.evaluate is not None and step > 0 and is_due
 
     def evaluate_model(self) -> None:
@@ -249,14 +264,14 @@ class _Run:
             tensors = state.tensors(keep=self.workdir.writes)
             if self.workdir.writes:
                 self.workdir.sync()
-                self.writer.save(state.step, tensors, state.scalars())
+                self.writer.save(state.step, tensors, state.scalars() | self.schedule.state())
 
     def save_and_stop(self) -> NoReturn:
         """Saves and raises StoppedError. All ranks wait for the checkpoint: torchrun kills the rest once one ends."""
         self.check_finite()  # on a GPU it is not checked at every step
         self.save()
         self.world.broadcast_object(self.writer.wait)
-        at = f"step {self.state.step}/{self.total_steps}"
+        at = f"step {self.state.step}/{self.schedule.total}"
         raise StoppedError(f"stopped and saved at {at}; run the same command to resume.")
 
     def check_finite(self) -> None:

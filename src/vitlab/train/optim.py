@@ -19,10 +19,11 @@ from vitlab.train.parallel import full_tensor, is_sharded, local_shard
 STAIRS = (0.3, 0.6, 0.9)
 
 
-def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
+def learning_rate(config: OptimConfig, step: int | float, total_steps: int) -> float:
     """The rate of the update that follows `step` others: a pure function, so that a resumed run needs no state.
 
-    As in optax, the first update of a warm-up has rate 0 and changes nothing.
+    As in optax, the first update of a warm-up has rate 0 and changes nothing. In a shortened run the step is a
+    `Schedule.position`.
     """
     warmup = config.warmup_steps
     progress = min(max((step - warmup) / max(total_steps - warmup, 1), 0.0), 1.0)

@@ -7,7 +7,7 @@ from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, write
 from vitlab.io import clear_leftovers
 
 logger = logging.getLogger(__name__)
-RUNTIME, METRICS, SPEED = "runtime.json", "metrics.jsonl", "speed.jsonl"
+RUNTIME, METRICS, SPEED, PLAN = "runtime.json", "metrics.jsonl", "speed.jsonl", "plan.json"
 RUNS = ("linear", "run-*", "sweep/lr-*")
 """The folders of a job's runs; each has its own SHA256SUMS."""
 RESULTS = (
@@ -18,7 +18,7 @@ RESULTS = (
 PAGE, CARD = "report/index.html", "model/README.md"
 REPORT = ("report/*", "report/figures/*", CARD)
 """Files that follow a finished job, and are made again from its results. The card may be edited."""
-RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
+RECORDS = ("config.json", PLAN, RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
 """Files that only training itself can regenerate."""
 
 

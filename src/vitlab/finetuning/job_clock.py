@@ -1,0 +1,119 @@
+"""The clock of a job with a budget: before each part of the work it decides whether the part still fits.
+
+The decisions are part of the job's state. `plan.json` keeps them with the plan and the time that is left, so that an
+interrupted job decides the same again.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UserError
+from vitlab.finetuning.stages import Plan
+from vitlab.inspection.finished_run import Report
+from vitlab.train.clock import Clock, TimeLimit
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.run_files import PLAN
+from vitlab.train.workdir import Workdir, write_json
+
+
+@dataclass
+class JobClock:
+    """Compares a plan with the time that is left; without a `clock` everything fits."""
+
+    plan: Plan | None = None
+    clock: Clock | None = None
+    world: World = SINGLE
+    decisions: dict[str, bool] = field(default_factory=dict)
+    """Part -> whether it fitted."""
+    _folder: Workdir | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget."""
+        return self.clock is not None
+
+    @property
+    def image_seconds(self) -> float:
+        """Planned seconds for the representation of an image; 0 without a plan, as all that follows."""
+        return self.plan.cost.represent(self.plan.config.model) if self.plan else 0.0
+
+    def seconds(self, stage: str) -> float:
+        """Planned seconds of a stage."""
+        return self.plan.stage(stage) if self.plan else 0.0
+
+    def after(self, stage: str) -> float:
+        """Planned seconds of the stages after this one."""
+        return self.plan.after(stage) if self.plan else 0.0
+
+    @property
+    def left_out(self) -> list[str]:
+        """The parts that did not fit."""
+        return [part for part, fits in self.decisions.items() if not fits]
+
+    def open(self, folder: Workdir) -> None:
+        """Keeps the decisions in the folder of the job; reads those of an interrupted one."""
+        if self.clock is None:
+            return
+        self._folder = folder
+        saved = self.world.broadcast_object(lambda: _read(folder.path / PLAN))
+        self.decisions = dict(saved.get("decisions", {}))
+        if "seconds_left" in saved:
+            self.clock.restore(saved["seconds_left"])
+        self._save()
+
+    def fits(self, part: str, seconds: float, after: float, remember: bool = True) -> bool:
+        """Whether the planned `seconds` of a part, and of what must come `after` it, are left; decided once."""
+        clock = self.clock
+        if clock is None:
+            return True
+        if part not in self.decisions:
+            fits = self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * (seconds + after))
+            if not remember:
+                return fits
+            self.decisions[part] = fits
+            self._save()
+        return self.decisions[part]
+
+    def report(self) -> Report:
+        """The largest report, up to the planned one, that fits; the whole one without a budget."""
+        if (plan := self.plan) is None or self.clock is None:
+            return "whole"
+        kinds: list[Report] = ["whole", "short"] if plan.report == "whole" else [plan.report]
+        for kind in kinds:
+            if self.fits(kind, plan.report_seconds(kind), after=0.0, remember=False):
+                return kind
+        return "none"
+
+    def limit(self, step_seconds: float, after: float) -> TimeLimit | None:
+        """The time limit of a training, which planned seconds of other work follow."""
+        return None if self.clock is None else TimeLimit(self.clock, step_seconds, after)
+
+    @contextlib.contextmanager
+    def timed(self, planned: float) -> Iterator[None]:
+        """Compares the planned seconds of the work inside with those that it takes."""
+        start = time.monotonic()
+        yield
+        if self.clock is not None:
+            self.clock.compare(planned, time.monotonic() - start)
+
+    def _save(self) -> None:
+        if self._folder is None or not self._folder.writes or self.plan is None or self.clock is None:
+            return
+        stages = [{"stage": name, "seconds": seconds, "what": what} for name, seconds, what in self.plan.stages]
+        record = {"budget": self.clock.seconds, "stages": stages, "decisions": self.decisions}
+        write_json(self._folder.path / PLAN, record | {"seconds_left": self.clock.left()})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The saved plan; empty without one. Raises UserError if it is not readable."""
+    if not path.exists():
+        return {}
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not readable JSON ({error}); give another --workdir.") from error

@@ -1,0 +1,128 @@
+"""The stages of a fine-tuning job, one row each: what it does, and its seconds on this machine."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vitlab.config import FinetuneConfig
+from vitlab.display import format_duration
+from vitlab.inspection.finished_run import MAX_COMPARED, Report
+from vitlab.runs.cost import ImageCost
+
+ALPHAS = (0.25, 0.5, 0.75)
+"""Weights of the fine-tuned model to try in an average with the head, besides 1."""
+HEAD_IMAGES, HEAD_SHOTS = 4_000, 20
+"""Where fine-tuning follows, the head is fitted to as many images, or to so many of each class if that is more."""
+REPORT_SECONDS = {"whole": 12.0, "short": 6.0, "none": 0.0}
+"""What a report takes on two cores, beside the images that it shows."""
+REPORT_TEXT = {
+    "whole": "one page",
+    "short": "one page, without near-duplicates and files of the figures",
+    "none": "left out",
+}
+REPORT_IMAGES = 200
+"""Images that pass through the model for a report."""
+
+
+class Images(NamedTuple):
+    """How many images a job has."""
+
+    train: int
+    test: int
+
+
+class Stage(NamedTuple):
+    """A row of the plan."""
+
+    name: str
+    seconds: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job does on these images, at this cost of an image: a table of stages."""
+
+    config: FinetuneConfig
+    images: Images
+    cost: ImageCost
+    report: Report = "whole"
+
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The rows, in order; those that the job leaves out take no time."""
+        config, images, cost, model = self.config, self.images, self.cost, self.config.model
+        represent, evaluate, train = cost.represent(model), cost.evaluate(model), cost.train(model)
+        views, rates = config.head_views or 0, len(config.tried_rates) if config.runs else 0
+        steps, batch = config.total_steps(images.train), config.batch_size
+        sweep_steps = config.sweep_steps or steps
+        fitted = head_images(config, images.train, model.num_classes) if config.head else 0
+        held_out = config.held_out * images.train
+        scored = rates * held_out * (evaluate + len(ALPHAS) * represent * bool(config.head))
+        trained = config.runs if config.refit else 0
+        tests = config.runs + bool(config.head)
+        epochs = steps * batch / images.train
+        rows = (
+            ("read", sum(images) * cost.read * (config.data.on_error == "skip"), "every image once"),
+            ("head", (1 + views) * fitted * represent, f"least squares: {fitted:,} images, {views} augmented views"),
+            ("sweep", rates and rates * sweep_steps * batch * train, f"{rates} x {sweep_steps:,} steps of {batch}"),
+            ("score", scored, f"about {round(held_out):,} images held out"),
+            ("final", trained and trained * steps * batch * train, f"{trained} x {steps:,} steps of {batch}"),
+            ("test", tests * images.test * evaluate, f"{tests} x {images.test:,} images"),
+            ("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
+        )
+        text = f" images ({epochs:.1f} epochs)"
+        return tuple(
+            Stage(name, float(seconds), what + text * (name in ("sweep", "final"))) for name, seconds, what in rows
+        )
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the job."""
+        return math.fsum(stage.seconds for stage in self.stages)
+
+    def stage(self, name: str) -> float:
+        """Seconds of a stage."""
+        return next(stage.seconds for stage in self.stages if stage.name == name)
+
+    def after(self, name: str) -> float:
+        """Seconds of the stages after this one."""
+        names = [stage.name for stage in self.stages]
+        return math.fsum(stage.seconds for stage in self.stages[names.index(name) + 1 :])
+
+    def report_seconds(self, kind: Report) -> float:
+        """Seconds of a report of this kind."""
+        if kind == "none":
+            return 0.0
+        seen = REPORT_IMAGES * self.cost.evaluate(self.config.model) * self.cost.processes
+        compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)
+        compares = kind == "whole" and sum(self.images) <= MAX_COMPARED
+        return REPORT_SECONDS[kind] + seen + compares * compared
+
+    def table(self, device: str) -> str:
+        """The plan as lines of text."""
+        model, images = self.config.model, self.images
+        size = "x".join(map(str, model.image_hw))
+        rows = [
+            ("model", f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}"),
+            ("data", f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes"),
+            ("speed", self.cost.step.describe()),
+            *((name, f"{_duration(seconds):>7}  {what}") for name, seconds, what in self.stages if seconds >= 0.5),
+            ("total", f"{_duration(self.seconds):>7}"),
+        ]
+        return "\n".join(f"  {name:7} {text}" for name, text in rows)
+
+
+def _duration(seconds: float) -> str:
+    return format_duration(seconds) if seconds < math.inf else "unknown"
+
+
+def head_images(config: FinetuneConfig, count: int, classes: int) -> int:
+    """How many of the `count` training images pass through the stage.
+
+    Beside those held out at most HEAD_IMAGES, or HEAD_SHOTS of each class, where fine-tuning follows: it learns more
+    from the time that the others would take.
+    """
+    held_out = round(config.held_out * count) if config.tried_rates else 0
+    return min(count, max(HEAD_IMAGES, HEAD_SHOTS * classes) + held_out) if config.runs else count

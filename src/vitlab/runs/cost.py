@@ -1,0 +1,84 @@
+"""What a run takes on this machine, in seconds per image: measured on a few images, in proportion at other sizes."""
+
+import contextlib
+import dataclasses
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vitlab.config import TrainConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.loader import available_cores, num_workers
+from vitlab.data.transforms import EvalTransform
+from vitlab.models.config import ModelConfig
+from vitlab.runs.run import RunContext
+from vitlab.train.microbatch import StepCost, measure_step
+from vitlab.train.objectives import create_training_model
+
+SAMPLES = 8
+"""Images whose decoding is measured."""
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """Seconds per image of a run by all processes together. Evaluation and training overlap with reading on a GPU."""
+
+    step: StepCost
+    macs: int
+    """Multiply-adds of the forward pass of the measured model."""
+    decode: float = 0.0
+    """To read and prepare an image."""
+    processes: int = 1
+    """World size."""
+    workers: int = 0
+    """Loader processes of each rank beside a GPU; on a CPU they would take its cores."""
+    cores: int = 1
+    """CPU cores for images that are only decoded."""
+
+    def train(self, model: ModelConfig) -> float:
+        """Forward and backward pass; infinite if not known."""
+        return self._per_image(self.step.train_seconds, model)
+
+    def evaluate(self, model: ModelConfig) -> float:
+        """Forward pass in float32."""
+        return self._per_image(self.step.eval_seconds, model)
+
+    def represent(self, model: ModelConfig) -> float:
+        """Forward pass in the precision of training."""
+        return self._per_image(self.step.feature_seconds, model)
+
+    @property
+    def read(self) -> float:
+        """Reading alone, on all cores."""
+        return self.decode / self.cores
+
+    def _per_image(self, compute: float, model: ModelConfig) -> float:
+        compute *= model.forward_macs / self.macs
+        seconds = max(compute, self.decode / self.workers) if self.workers else compute + self.decode
+        return seconds / self.processes
+
+
+def measure_cost(config: TrainConfig, dataset: Dataset, context: RunContext, train: bool = True) -> ImageCost:
+    """The cost of a run, as rank 0 measures it. train: see `train.microbatch.measure_step`."""
+    world, device = context.world, context.device
+    model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0))
+    step = world.broadcast_object(
+        lambda: dataclasses.asdict(measure_step(config, model, device, world.world_size, train))
+    )
+    decode, cores = world.broadcast_object(lambda: (_measure_decode(config, dataset), available_cores()))
+    workers = 0 if device.type == "cpu" else num_workers(config.data.workers, device)
+    return ImageCost(StepCost(**step), config.model.forward_macs, decode, world.world_size, workers, cores)
+
+
+def _measure_decode(config: TrainConfig, dataset: Dataset) -> float:
+    """Seconds to read and prepare an image, of a few."""
+    transform = EvalTransform(config.model.image_hw, config.data.preprocessing(config.model.image_size))
+    started, done = time.perf_counter(), 0
+    for index in np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(int).tolist():
+        with contextlib.suppress(ImageError):  # the run says what becomes of it
+            transform.apply([dataset.image(index)])
+            done += 1
+    return (time.perf_counter() - started) / max(done, 1)
