@@ -15,7 +15,6 @@ from vitlab.finetuning.plan import (
     ENOUGH_STEPS,
     MIN_EPOCHS,
     MIN_STEPS,
-    PLANNED_FRACTION,
     REPORT_FRACTION,
     Plan,
     Task,
@@ -28,6 +27,7 @@ from vitlab.models import ViTConfig
 from vitlab.recipes.finetune import staged
 from vitlab.recipes.rules import REFIT_EPOCHS, SHORT_MIN_AREA
 from vitlab.runs.cost import ImageCost
+from vitlab.train.clock import PLANNED_FRACTION
 from vitlab.train.microbatch import StepCost, step_seconds
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # a plan tries hundreds of configurations

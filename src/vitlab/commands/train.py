@@ -53,19 +53,24 @@ class Pretrain:
     config: TrainConfig
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
     """Name of the model for this recipe (`vitlab list models`)."""
+    budget: str | None = None
+    """Time for training and test, such as 90s, 10m or 1h; the steps are as many as fit, at most the recipe's."""
     workdir: Path | None = None
     """Folder of the run; default: `runs/RECIPE`."""
     device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
+        started = time.monotonic()
         print_note(f"reading {self.config.data.name} ...")
         from vitlab.runs.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            run = pretrain(self.config, workdir, device=self.device, world=world)
+            budget = None if self.budget is None else parse_duration(self.budget)
+            options: dict[str, Any] = {"budget": budget, "started": started, "log": print_note}
+            run = pretrain(self.config, workdir, device=self.device, world=world, **options)
         print_result(run.result, self.json, run.summary(workdir))
         return 0
 

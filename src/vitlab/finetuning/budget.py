@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
-from vitlab.finetuning.plan import PLANNED_FRACTION, Plan, Task, choose, head_only, side
+from vitlab.finetuning.plan import Plan, Task, choose, head_only, side
 from vitlab.runs.cost import ImageCost
+from vitlab.train.clock import PLANNED_FRACTION
 from vitlab.train.microbatch import step_seconds
 
 COMPARED_SIZES, COMPARED_FRACTION = (0.5, 0.7, 1.0), 0.2

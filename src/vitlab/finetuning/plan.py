@@ -25,9 +25,8 @@ from vitlab.finetuning.stages import Images, Plan
 from vitlab.models.config import ViTConfig
 from vitlab.recipes.rules import REFIT_EPOCHS, adapt_to_epochs
 from vitlab.runs.cost import ImageCost
+from vitlab.train.clock import PLANNED_FRACTION
 
-PLANNED_FRACTION = 0.92
-"""Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MIN_PATCHES = 6
 """Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
 that of 918 with 6."""

@@ -6,7 +6,6 @@ run or several on all of it, then the test.
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -25,11 +24,11 @@ from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.stages import Images
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.preprocessing import Preprocessing
-from vitlab.recipes.resolve import RECIPE, Facts, Reason, Resolved, keep_choices, resolve
+from vitlab.recipes.resolve import RECIPE, Facts, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
 from vitlab.runs.cost import ImageCost
 from vitlab.runs.init_from_checkpoint import fingerprint
-from vitlab.runs.run import RunContext
+from vitlab.runs.run import RunContext, load_reasons
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.clock import Clock
 from vitlab.train.distributed import SINGLE, World
@@ -122,7 +121,7 @@ def _resolve(
             f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
             f"optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
         )
-    saved = world.broadcast_object(lambda: load_reasons(workdir))
+    saved = load_reasons(workdir, world)
 
     def decide(config: FinetuneConfig, facts: Facts) -> Resolved[FinetuneConfig]:
         return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget)
@@ -141,18 +140,6 @@ def _resolve(
     check_head(resolved.config)
     world.check_batch_size(resolved.config.batch_size)
     return resolved, splits
-
-
-def load_reasons(workdir: Path) -> tuple[Reason, ...]:
-    """What a job in this folder has decided; empty for a new folder and for anything else."""
-    try:
-        saved = json.loads((workdir / "config.json").read_bytes())["reasons"]
-        reasons = [Reason(str(name), value, str(why)) for name, value, why in saved]
-    except (OSError, ValueError, TypeError, KeyError):
-        return ()  # opening the folder reports what is wrong with it
-    return tuple(
-        reason._replace(value=tuple(reason.value)) if isinstance(reason.value, list) else reason for reason in reasons
-    )
 
 
 def _load_splits(config: FinetuneConfig, log: Log, world: World) -> Splits:

@@ -2,15 +2,19 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vitlab.config import TrainConfig
 from vitlab.data.classes import require_two_classes
 from vitlab.data.registry import check_source
+from vitlab.runs.budget import fit_steps
 from vitlab.runs.run import RunContext, RunResult, excluded, run
 from vitlab.runs.splits import load_splits, require_readable_classes, with_measured_range
+from vitlab.train.clock import Clock
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
@@ -18,11 +22,21 @@ from vitlab.train.workdir import check_folder
 
 
 def pretrain(
-    config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True, world: World = SINGLE
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    budget: float | None = None,
+    started: float | None = None,
+    device: str = "auto",
+    tensorboard: bool = True,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
 ) -> RunResult:
     """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
-    The same call on the same folder resumes an interrupted run; the result of a finished run is read.
+    budget: seconds from `started` (by `time.monotonic()`; default: now) to the end of the test. The run takes as many
+    steps as fit, at most those of `config`, and fewer where the machine becomes slower. The same call on the same
+    folder resumes an interrupted run; the result of a finished run is read.
     """
     # What is invalid is an error before the data is read.
     context = RunContext(choose_device(world.device(device)), tensorboard, world)
@@ -43,4 +57,9 @@ def pretrain(
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)
     create_model = functools.partial(create_training_model, config.model, config.masking, generator)
-    return run(config, workdir, splits, create_model, "pretrain", context)
+    options: dict[str, Any] = {}
+    if budget is not None:
+        clock = Clock(budget, started)
+        config, reasons, options["limit"] = fit_steps(config, Path(workdir), splits, context, clock, log)
+        options["settings"] = {"reasons": reasons}
+    return run(config, workdir, splits, create_model, "pretrain", context, **options)

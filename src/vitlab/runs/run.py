@@ -1,5 +1,6 @@
 """A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.summary import format_evaluation
+from vitlab.recipes.resolve import Reason
 from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
 from vitlab.runs.splits import Splits
@@ -187,6 +189,20 @@ def run_settings(command: str, init_id: str | None, splits: Splits, config: Trai
     origin = {"command": command, "start": init_id, "examples": len(splits.train), **identify(images)}
     origin["names_and_labels"] = {split: names_and_labels(images[split]) for split in ("train", "test")}
     return {**origin, **excluded(config.data), **to_dict(config)}
+
+
+def load_reasons(workdir: Path, world: World = SINGLE) -> tuple[Reason, ...]:
+    """What a job in this folder has decided, as rank 0 reads it; empty for a new folder and for anything else."""
+
+    def read() -> list[Any]:
+        try:
+            saved = json.loads((workdir / "config.json").read_bytes())["reasons"]
+            return [[str(name), value, str(why)] for name, value, why in saved]
+        except (OSError, ValueError, TypeError, KeyError):
+            return []  # opening the folder reports what is wrong with it
+
+    saved = world.broadcast_object(read)
+    return tuple(Reason(name, tuple(value) if isinstance(value, list) else value, why) for name, value, why in saved)
 
 
 def excluded(data: DataConfig) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+PLANNED_FRACTION = 0.92
+"""Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MARGIN = 0.95
 """Fraction of the fitting steps that a shortened training takes, so that the next step does not shorten it again."""
 WINDOW, MIN_TIMED = 5, 3
