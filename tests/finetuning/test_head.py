@@ -22,9 +22,10 @@ from vitlab.finetuning import head as head_module
 from vitlab.finetuning import job as job_module
 from vitlab.finetuning import protocol, stages
 from vitlab.finetuning.head import LinearStage, check_head, hold_out_indices
-from vitlab.finetuning.job import ALPHAS, FinetuneJob, format_score
+from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.plan import Plan, Task
-from vitlab.finetuning.stages import head_images
+from vitlab.finetuning.scores import format_score
+from vitlab.finetuning.stages import ALPHAS, head_images
 from vitlab.inspection import write_pages
 from vitlab.io import write_bytes
 from vitlab.recipes import OPEN

@@ -18,8 +18,8 @@ from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
 from vitlab.finetuning.head import hold_out
-from vitlab.finetuning.job import best_score
 from vitlab.finetuning.protocol import sweep_and_finetune
+from vitlab.finetuning.scores import best_score
 from vitlab.inspection import write_pages
 from vitlab.inspection.finished_run import Run
 from vitlab.models.config import ViTConfig

@@ -1,6 +1,8 @@
 """The commands about many runs and about cost: study, bench, plan."""
 
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +13,7 @@ from vitlab.commands import Device, Json, print_note, print_result
 from vitlab.commands.info import List
 from vitlab.config import TrainConfig
 from vitlab.cost.options import BenchOptions
-from vitlab.display import format_table
+from vitlab.display import format_table, parse_duration
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 from vitlab.train.throughput import DEVICES
@@ -29,6 +31,9 @@ class Study:
     """List the studies and exit, as without a NAME."""
     scale: Literal["tiny", "small", "paper"] = "small"
     """small: one to four core-hours, or minutes of a GPU; tiny: a smoke test of minutes; paper: the original."""
+    budget: str | None = None
+    """Time for the study, such as 20m or 2h, at the scale `small`: fewer seeds, and shorter runs if two do not fit. The
+    same command goes on from there."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
@@ -48,6 +53,7 @@ class Study:
         from vitlab.studies import STUDIES
         from vitlab.studies.tables import TABLES
 
+        started = time.monotonic()
         if self.list or not self.name:
             return List("studies", json=self.json).run()
         if self.name in TABLES:
@@ -58,23 +64,36 @@ class Study:
             raise UserError(
                 f"unknown study {self.name!r}; {nearest(self.name, [*STUDIES, *TABLES])}. `vitlab study --list`"
             )
-        without_effect = ("processes", "device") if self.dry_run else ("tflops",)
+        without_effect = ("processes", "device", "budget") if self.dry_run else ("tflops",)
         for name in without_effect:
             if getattr(self, name) != getattr(Study, name):
                 raise UserError(f"--{name} has no effect {'with' if self.dry_run else 'without'} --dry-run.")
         print_note(f"planning the study {self.name} at scale {self.scale} ...")
         from vitlab.studies import cost, runner
         from vitlab.studies.report import as_text
+        from vitlab.train.clock import Clock
 
         study, out = STUDIES[self.name], self.out or Path("runs") / f"study-{self.name}-{self.scale}"
-        plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
+        make_plan = partial(runner.plan, study, self.scale, out, dataset=self.dataset, root=self.root)
+        plan, clock = make_plan(), None
         if self.dry_run:
             result = cost.cost(plan, self.tflops)
             print_result(result, self.json, cost.as_text(result))
             return 0
+        if self.budget is not None:
+            from vitlab.studies.budget import fit_study
+
+            if self.scale != "small":
+                raise UserError(f"--budget is for --scale small, not {self.scale}; leave one of the two out.")
+            clock = Clock(parse_duration(self.budget), started)
+            count = runner.num_processes(self.scale, self.processes, self.device)
+            print_note("measuring the speed")
+            plan = fit_study(study, lambda seeds, n: make_plan(seeds=seeds, divisor=n), clock, count, self.device)
+            steps = f", 1/{plan.divisor} of the steps" if plan.divisor > 1 else ""
+            print_note(f"{len({run.config.seed for run in plan.runs})} of {study.seeds} seeds{steps}")
         if plan.unfinished_runs:
             print_note(f"{cost.summary(plan)} ...")
-        result = runner.run_study(study, plan, processes=self.processes, device=self.device)
+        result = runner.run_study(study, plan, processes=self.processes, device=self.device, clock=clock)
         text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
         print_result(result, self.json, text)
         return 0
@@ -82,7 +101,7 @@ class Study:
     def _print_table(self) -> int:
         from vitlab.studies.tables import as_text, layout
 
-        for name in ("scale", "dry_run", "out", "dataset", "root", "processes", "tflops", "device"):
+        for name in ("scale", "budget", "dry_run", "out", "dataset", "root", "processes", "tflops", "device"):
             if getattr(self, name) != getattr(Study, name):
                 raise UserError(f"--{name.replace('_', '-')} has no effect with {self.name}, which starts no runs.")
         table = layout(self.name, self.runs)

@@ -1,11 +1,9 @@
 """The learning rate sweep (App. B.1.1) on a held-out part of the training split, and the runs after it."""
 
-import copy
 import dataclasses
 import functools
 import math
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,17 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.splits import stratified_subset
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.multi_label import choose_thresholds
-from vitlab.evaluation.summary import headline
 from vitlab.finetuning.head import JobInputs, LinearStage, hold_out, hold_out_indices
 from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.scores import (
+    Choice,
+    average_weights,
+    best_score,
+    format_score,
+    rejection_threshold,
+    summarize,
+    summary_metrics,
+)
 from vitlab.finetuning.stages import ALPHAS
 from vitlab.io import read_json
 from vitlab.models.init import redraw_head
@@ -41,8 +47,6 @@ from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.folder import THRESHOLDS
 
 Log = Callable[[str], None]
-ALPHA_WITHOUT_SWEEP = 0.25
-"""It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
 MIN_SWEEP, MIN_FINAL = 0.5, 0.6
 """Fractions of the planned steps below which fine-tuning, or the final run, is left out on a slow machine."""
 
@@ -111,35 +115,35 @@ class FinetuneJob(JobInputs):
         alpha: float = 1.0,
         thresholds: Sequence[float] | None = None,
         settings: Mapping[str, Any] | None = None,
-        later_runs: int = 0,
+        later: float = 0.0,
     ) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished.
 
         alpha: weight of the trained model in its average with the least-squares head's. thresholds: of each of several
-        labels. settings: more for config.json. later_runs: runs of the job that follow.
+        labels. settings: more for config.json. later: fraction of the final runs that follows.
         """
         create_model = functools.partial(self.create_model, config.seed)
         options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
         options["settings"] = settings or {}
-        options["limit"] = self._limit(later_runs * self.clock.seconds("final") / max(self.config.runs, 1), "final")
+        options["limit"] = self._limit("final", later)
         if self.config.head is not None and alpha < 1:
             head = functools.cache(self.linear.classifier)  # not fitted for a finished run
             options["finish"] = lambda model: average_weights(head(), model, alpha)
         return run(config, path, self.splits, create_model, "finetune", self.context, **options).result
 
-    def _limit(self, more: float, stage: str) -> TimeLimit | None:
-        """The time limit of a training, which `more` seconds of its stage follow, and all later ones."""
+    def _limit(self, stage: str, later: float) -> TimeLimit | None:
+        """The time limit of a training, which a fraction of its stage follows, and all later stages."""
         plan = self.clock.plan
         if plan is None:
             return None
         step = self.config.batch_size * plan.cost.train(self.config.model)
-        return self.clock.limit(step, more + self.clock.after(stage))
+        return self.clock.limit(step, later * plan.stage(stage) + plan.after(stage))
 
-    def score_learning_rate(self, lr: float, path: Path, later_rates: int = 0) -> dict[str, Any]:
+    def score_learning_rate(self, lr: float, path: Path, later: float = 0.0) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
 
-        With a `head`, they belong to the average of weights with the lowest loss, and `alpha` says which. Without
-        `refit`, its model is saved.
+        later: fraction of the sweep that follows. With a `head`, the metrics belong to the average of weights with the
+        lowest loss, and `alpha` says which. Where it may be the final run, its model is saved.
         """
         splits, context = self.sweep_splits, self.context
         config, split = self.sweep_config(lr), splits.val.split
@@ -148,8 +152,7 @@ class FinetuneJob(JobInputs):
             if not folder.finished:
                 if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
                     folder.corrupt.clear()
-                rate = self.clock.seconds("sweep") / max(len(self.config.tried_rates), 1)
-                folder.write_result({split: self._train_and_evaluate(config, folder, later_rates * rate)})
+                folder.write_result({split: self._train_and_evaluate(config, folder, later)})
             if folder.writes:
                 shutil.rmtree(folder.checkpoints, ignore_errors=True)
             record = folder.read_result()[split]
@@ -160,8 +163,10 @@ class FinetuneJob(JobInputs):
     def sweep(self, workdir: Path) -> list[dict[str, Any]]:
         """The scores of all learning rates."""
         rates = self.config.tried_rates
-        later = range(len(rates) - 1, -1, -1)
-        return [self.score_learning_rate(lr, sweep_folder(workdir, lr), n) for lr, n in zip(rates, later, strict=True)]
+        return [
+            self.score_learning_rate(lr, sweep_folder(workdir, lr), later=1 - number / len(rates))
+            for number, lr in enumerate(rates, 1)
+        ]
 
     def test_trained(self, workdir: Path, score: Mapping[str, Any]) -> dict[str, Any]:
         """The result of the sweep's run with this score as the final run, tested."""
@@ -186,14 +191,14 @@ class FinetuneJob(JobInputs):
         folder = sweep_folder(workdir, score["learning_rate"])
         return read_json(folder / "result.json")[self.sweep_splits.val.split].get(THRESHOLDS)
 
-    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir, more: float) -> dict[str, Any] | None:
-        """The record of a run of the sweep on the held-out split; None if it diverged. `more` seconds of it follow."""
+    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir, later: float) -> dict[str, Any] | None:
+        """The record of a run of the sweep on the held-out split; None if it diverged."""
         splits, context = self.sweep_splits, self.context
         rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
         create_model, description = functools.partial(self.create_model, config.seed, rest), f"rate {config.optim.lr:g}"
         try:
             model, evaluation = train_and_evaluate(
-                config, folder, splits, create_model, context, description, limit=self._limit(more, "sweep")
+                config, folder, splits, create_model, context, description, limit=self._limit("sweep", later)
             )
         except NonFiniteError as error:
             self.log(str(error))
@@ -255,51 +260,69 @@ class FinetuneJob(JobInputs):
     def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
         """All choices first, then the tests: no test image, and no time of a test, decides anything."""
         config, workdir, clock = self.config, folder.path, self.clock
-        if config.head is not None and not (workdir / "linear" / "result.json").exists():
-            self.linear.describe()
-        training = MIN_SWEEP * (clock.seconds("sweep") or clock.seconds("final")) + clock.seconds("score")
-        tunes = config.runs and (not config.head or clock.fits("fine-tuning", training, clock.seconds("test")))
-        scores = self.sweep(workdir) if tunes else []
-        for number, score in enumerate(scores, 1):
-            folder.log(METRICS, number, score)
-        held_out = self.linear.score_held_out() if config.head is not None and scores else None
-        helps = tunes and (held_out is None or self._helps(scores, held_out))
-        tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
-        best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
-        thresholds = self.thresholds(workdir, tuned) if scores and helps else None
-        records, seeds = [], []
-        for number in range(config.runs if helps else 0):
-            seed, one_run = config.seed + number, MIN_FINAL * clock.seconds("final") / config.runs
-            refit = config.refit and (
-                not (scores or number) or clock.fits(f"final run {number}", one_run, clock.seconds("test"))
-            )
-            if refit:
-                single, path = self.run_config(best, seed), workdir / f"run-{number}"
-                later = config.runs - 1 - number
-                result = self.train_and_test(single, path, f"run {number}", alpha, thresholds, later_runs=later)
-                records.append(result["test"])
-            elif not number:
-                records.append(self.test_trained(workdir, tuned)["test"])
-            else:
-                break
-            seeds.append(seed)
-            metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
-            folder.log(METRICS, len(scores) + len(records), metrics)
-        linear = self.linear.test(workdir / "linear") if config.head is not None else None
-        chosen = "run-0" if records else "linear"
+        choice = self._choose(folder)
+        runs = self._final_runs(folder, choice)
+        linear, one_test = None, clock.seconds("test") / (config.runs + 1)
+        if config.head is not None and (not runs or clock.fits("test of the head alone", one_test, after=0.0)):
+            linear = self.linear.test(workdir / "linear")
+        chosen = "run-0" if runs else "linear"
+        alpha = choice.alpha(config) if runs else 0.0
         if folder.writes:
             metadata = load_metadata(workdir / chosen)
-            metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
-            metadata |= {"alpha": alpha} if records and linear else {}
+            metadata |= rejection_threshold(choice.tuned or {} if runs or not linear else linear["least_squares"])
+            metadata |= {"alpha": alpha} if runs and config.head else {}
             save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
-        result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
+        result: dict[str, Any] = {"learning_rate": choice.learning_rate(config), "sweep": choice.scores}
         if linear is not None:
-            stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
-            result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
-            records = records or [linear["test"]]
+            stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": choice.held_out}
+            result |= {"linear": stage}
+        if config.head is not None:
+            result |= {"chosen": chosen, "alpha": alpha}
         if clock.left_out:
             result["left_out"] = clock.left_out
-        return result | _summarize(records, seeds) | self.splits.record
+        records = list(runs.values()) or ([linear["test"]] if linear else [])
+        return result | summarize(records, list(runs)) | self.splits.record
+
+    def _choose(self, folder: Workdir) -> Choice:
+        """Fits the head and tries the learning rates."""
+        config, clock = self.config, self.clock
+        if config.head is not None and not (folder.path / "linear" / "result.json").exists():
+            self.linear.describe()
+        training = MIN_SWEEP * (clock.seconds("sweep") or clock.seconds("final")) + clock.seconds("score")
+        if not config.runs or (config.head and not clock.fits("fine-tuning", training, clock.seconds("test"))):
+            return Choice()
+        if not (scores := self.sweep(folder.path)):
+            return Choice({"learning_rate": config.optim.lr})
+        for number, score in enumerate(scores, 1):
+            folder.log(METRICS, number, score)
+        held_out = self.linear.score_held_out() if config.head is not None else None
+        helps = held_out is None or self._helps(scores, held_out)
+        return Choice(best_score(scores) if helps else None, scores, held_out)
+
+    def _final_runs(self, folder: Workdir, choice: Choice) -> dict[int, dict[str, Any]]:
+        """Seed -> record of the test. Where the time is short, the run of the sweep is the only one."""
+        config, clock, workdir = self.config, self.clock, folder.path
+        if (tuned := choice.tuned) is None:
+            return {}
+        thresholds = self.thresholds(workdir, tuned) if choice.scores else None
+        enough = MIN_FINAL * clock.seconds("final") / config.runs
+        records: dict[int, dict[str, Any]] = {}
+        for number in range(config.runs):
+            can_end = bool(number or choice.scores)  # there is a model already
+            fits = not can_end or clock.fits(f"final run {number}", enough, clock.seconds("test"))
+            seed, lr = config.seed + number, tuned["learning_rate"]
+            if config.refit and fits:
+                single, path = self.run_config(lr, seed), workdir / f"run-{number}"
+                options: dict[str, Any] = {"thresholds": thresholds, "later": 1 - (number + 1) / config.runs}
+                result = self.train_and_test(single, path, f"run {number}", choice.alpha(config), **options)
+            elif not number:
+                result = self.test_trained(workdir, tuned)
+            else:
+                break
+            records[seed] = result["test"]
+            metrics = {"learning_rate": lr, "seed": seed, **summary_metrics(records[seed])}
+            folder.log(METRICS, len(choice.scores) + len(records), metrics)
+        return records
 
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
         """Whether fine-tuning goes on: unless the loss of the head alone is lower on the held-out part."""
@@ -315,63 +338,3 @@ class FinetuneJob(JobInputs):
 def sweep_folder(workdir: Path, lr: float) -> Path:
     """The folder of a learning rate."""
     return workdir / "sweep" / f"lr-{lr}"
-
-
-@torch.no_grad()
-def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
-    """A model with the weights (1 - alpha) `head` + alpha `tuned` (WiSE-FT, Wortsman et al.
-    2022), on the device of `tuned`."""
-    model = copy.deepcopy(tuned)
-    for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
-        parameter.lerp_(start.to(parameter), 1 - alpha)
-    return model
-
-
-def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
-    """`reject_below` for the metadata of a model, if held-out images gave one."""
-    threshold = record.get("reject_below")
-    return {} if threshold is None else {"reject_below": threshold}
-
-
-def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """The tests of the final runs, or the least-squares head's, for result.json."""
-    summary: dict[str, Any] = {
-        "runs": [{"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=False)]
-    }
-    for name in ("accuracy", "mean_average_precision"):
-        if name in records[0]:
-            values = [record[name] for record in records]
-            summary[f"{name}_mean"] = statistics.fmean(values)
-            summary[f"{name}_sd"] = statistics.stdev(values) if len(values) > 1 else None
-    return summary | {"test": records[0]}
-
-
-def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Best score by mean average precision, else accuracy; ties: lowest loss, then smallest learning rate. Scores with
-    an `alpha`, which the loss has chosen: the lowest loss."""
-
-    def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
-        accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
-        return accuracy, -score["loss"], -score["learning_rate"]
-
-    finite = [score for score in scores if score["accuracy"] is not None]
-    if not finite:
-        rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
-        raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
-    return max(finite, key=rank)
-
-
-def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The main metrics of an evaluation's record."""
-    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "alpha", "reject_below")
-    return {name: record[name] for name in names if name in record}
-
-
-def format_score(score: Mapping[str, Any]) -> str:
-    """The metrics of a learning rate as text."""
-    if score["accuracy"] is None:
-        return "diverged"
-    text = f"held-out {headline(score)} ({score['images']:,} images), loss {score['loss']:.4f}"
-    if (alpha := score.get("alpha", 1.0)) < 1:
-        text += f", averaged: {alpha:.0%} fine-tuned, {1 - alpha:.0%} the head's weights"
-    return text

@@ -28,14 +28,16 @@ its side, `contradicted` where it is below the relevant difference, else `inconc
 `not tested` is what this scale cannot show."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SMOKE_TEST = "a smoke test, which decides nothing: `--scale small` does"
+SHORT_RUNS = "a study with 1/{} of the steps, for its time budget, which decides nothing: a larger `--budget` does"
 
 
-def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dict[str, Any]:
+def write_report(study: Study, scale: Scale, results: Results, out: Path, divisor: int = 1) -> dict[str, Any]:
     """Writes the report of the finished runs to the folder `out`, study.json last; returns what that holds.
 
-    Numbers that are not finite are null in study.json, as are the bounds of a single seed.
+    divisor: of the steps of all runs; more than 1 decides nothing. Numbers that are not finite are null in study.json,
+    as are the bounds of a single seed.
     """
-    report = build_report(study, scale, results)
+    report = build_report(study, scale, results, divisor)
     figure = plots.panels(study_panels(study, results))
     write_bytes(out / "figure.png", figures.png(figure))
     write_bytes(out / "figure.svg", figures.svg(figure))
@@ -44,16 +46,17 @@ def write_report(study: Study, scale: Scale, results: Results, out: Path) -> dic
     return json.loads((out / "study.json").read_bytes())
 
 
-def build_report(study: Study, scale: Scale, results: Results) -> dict[str, Any]:
+def build_report(study: Study, scale: Scale, results: Results, divisor: int = 1) -> dict[str, Any]:
     """What study.json holds."""
     columns: Mapping[str, Cell] = _resolve(study.columns, results)
-    claims = [_claim(claim, results, scale) for claim in _resolve(study.claims, results)]
+    untested = SMOKE_TEST if scale == "tiny" else SHORT_RUNS.format(divisor) if divisor > 1 else ""
+    claims = [_claim(claim, results, scale, untested) for claim in _resolve(study.claims, results)]
     return {
         "study": study.name,
         "source": study.source,
         "about": study.question,
         "scale": scale,
-        "lead": f"{finding(claims, scale)} {_resolve(study.summary, results)} {describe_runs(results)}",
+        "lead": f"{finding(claims, untested)} {_resolve(study.summary, results)} {describe_runs(results)}",
         "table": {
             "columns": list(columns),
             "rows": [[_cell(cell, row) for cell in columns.values()] for row in results.groups(*study.rows)],
@@ -87,9 +90,9 @@ def _cell(cell: Cell, row: Results) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _claim(claim: Claim, results: Results, scale: Scale) -> dict[str, Any]:
+def _claim(claim: Claim, results: Results, scale: Scale, untested: str) -> dict[str, Any]:
     difference = results.over_seeds(claim.difference)
-    reason = SMOKE_TEST if scale == "tiny" else claim.out_of_reach if scale != "paper" else ""
+    reason = untested or (claim.out_of_reach if scale != "paper" else "")
     return {
         "claim": claim.text,
         "paper": claim.paper,
@@ -102,10 +105,10 @@ def _claim(claim: Claim, results: Results, scale: Scale) -> dict[str, Any]:
     }
 
 
-def finding(claims: Sequence[Mapping[str, Any]], scale: Scale) -> str:
-    """The first sentence of the report: how many claims are supported, contradicted, or neither."""
-    if scale == "tiny":
-        return f"This is {SMOKE_TEST}."
+def finding(claims: Sequence[Mapping[str, Any]], untested: str) -> str:
+    """The first sentence of the report: how many claims are supported, contradicted, or neither; or why none is."""
+    if untested:
+        return f"This is {untested}."
     counts = Counter(claim["verdict"] for claim in claims)
     return f"Of {len(claims)} claims: {', '.join(f'{counts[name]} {name}' for name in VERDICTS if counts[name])}."
 

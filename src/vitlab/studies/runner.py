@@ -31,12 +31,15 @@ from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, Study, StudyRun, digest
+from vitlab.train.clock import Clock
 from vitlab.train.precision import choose_device
 from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
 POLL_SECONDS = 0.5
 """Seconds between two looks at the other processes."""
+REPORT_SECONDS = 10.0
+"""Time of a budget that is kept for saving and the report."""
 LOG = "workers.log"
 FAILED = "failed.json"
 """In the folder of a run that diverged."""
@@ -60,6 +63,8 @@ class StudyPlan:
     out: Path
     folders: dict[str, Path]
     """Name of a run -> folder."""
+    divisor: int = 1
+    """The steps of all runs are divided by this, for a time budget."""
 
     def finished(self, name: str) -> bool:
         """Whether the run has a result that matches its checksum."""
@@ -89,6 +94,16 @@ class StudyPlan:
         failed = self.failed
         return [run for run in self.unfinished_runs if run.name not in failed]
 
+    def finished_seeds(self) -> tuple[StudyRun, ...]:
+        """The runs of the seeds whose runs are all finished. Raises StudyError without one."""
+        unfinished = {run.config.seed for run in self.unfinished_runs}
+        if runs := tuple(run for run in self.runs if run.config.seed not in unfinished):
+            return runs
+        raise StudyError(
+            f"the time is over, with {len(self.runs) - len(self.unfinished_runs)} of {len(self.runs)} runs done and no "
+            f"seed complete; the same command goes on."
+        )
+
     @property
     def results(self) -> Results:
         """All results, once every run is finished."""
@@ -105,9 +120,19 @@ class StudyPlan:
         return Result(run, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 
 
-def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> StudyPlan:
-    """The study's runs at this scale; `dataset` and `root` replace the runs' data set and its folder."""
-    runs = study.runs(scale)
+def plan(
+    study: Study,
+    scale: Scale,
+    out: Path,
+    *,
+    dataset: str | None = None,
+    root: str | None = None,
+    seeds: int | None = None,
+    divisor: int = 1,
+) -> StudyPlan:
+    """The study's runs at this scale; `dataset` and `root` replace the runs' data set and its folder. seeds: as many
+    instead of the study's. divisor: of all runs' steps."""
+    runs = study.runs(scale, seeds, divisor)
     names = sorted({run.config.data.name for run in runs})
     if dataset is not None and len(names) > 1:
         raise UserError(
@@ -118,7 +143,7 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
     runs = tuple(replace(run, config=_with_data(run.config, dataset, root)) for run in runs)
     by_name = {run.name: run for run in runs}
     folders = {name: out / "points" / f"{name}-{digest(run, by_name)}" for name, run in by_name.items()}
-    return StudyPlan(study.name, scale, runs, out, folders)
+    return StudyPlan(study.name, scale, runs, out, folders, divisor)
 
 
 def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> TrainConfig:
@@ -172,29 +197,39 @@ def _train(plan: StudyPlan, run: StudyRun, device: str) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
-    """Trains the unfinished runs of a study, writes its report to `plan.out` and returns what study.json holds.
-
-    processes: None takes 1 at the paper's scale, else one per core, at most MAX_PER_GPU on a GPU; each has one thread,
-    so that the results do not depend on their number. Runs that diverged are repeated. Raises StudyError,
-    StoppedError after a signal (the same call resumes), and UserError.
-    """
+def num_processes(scale: Scale, processes: int | None, device: str) -> int:
+    """`processes`, or the default: 1 at the paper's scale, else one per core, at most MAX_PER_GPU on a GPU."""
     if processes is not None and processes < 1:
         raise UserError(f"processes is {processes}; give at least 1.")
     on_gpu = choose_device(device).type == "cuda"  # refuses a missing device before anything starts
     cores = available_cores()
-    count = processes or (1 if plan.scale == "paper" else min(MAX_PER_GPU, cores) if on_gpu else cores)
+    return processes or (1 if scale == "paper" else min(MAX_PER_GPU, cores) if on_gpu else cores)
+
+
+def run_study(
+    study: Study, plan: StudyPlan, *, processes: int | None = None, device: str = "auto", clock: Clock | None = None
+) -> dict[str, Any]:
+    """Trains the unfinished runs of a study, writes its report to `plan.out` and returns what study.json holds.
+
+    processes: see `num_processes`; each has one thread, so that the results do not depend on their number. clock: when
+    its time is over, the report is on the seeds whose runs are all finished. Runs that diverged are repeated. Raises
+    StudyError, StoppedError after a signal (the same call resumes), and UserError.
+    """
+    count, cores = num_processes(plan.scale, processes, device), available_cores()
     for folder in plan.folders.values():
         (folder / FAILED).unlink(missing_ok=True)
     if plan.unfinished_runs:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = max(1, cores // count) if plan.scale == "paper" else 1
-        _run_workers(plan, min(count, len(plan.unfinished_runs)), threads, device)
-    return write_report(study, plan.scale, plan.results, plan.out)
+        _run_workers(plan, min(count, len(plan.unfinished_runs)), threads, device, clock)
+    if clock is not None:
+        plan = replace(plan, runs=plan.finished_seeds())
+    return write_report(study, plan.scale, plan.results, plan.out, plan.divisor)
 
 
-def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None:
-    """Trains the unfinished runs in `count` processes and shows what finishes; all of them end before it returns."""
+def _run_workers(plan: StudyPlan, count: int, threads: int, device: str, clock: Clock | None) -> None:
+    """Trains the unfinished runs in `count` processes and shows what finishes; all of them end before it returns, at
+    the latest REPORT_SECONDS before the end of the `clock`."""
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
     total, finished = len(plan.runs), {run.name for run in plan.runs if plan.finished(run.name)}
@@ -203,7 +238,7 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None
             for worker in workers:
                 worker.start()
             running = True
-            while running:
+            while running and (clock is None or clock.left() > REPORT_SECONDS):
                 if stop.wait(POLL_SECONDS):
                     done = f"{len(finished)} of {total} runs done"
                     raise StoppedError(f"stopped and saved with {done}; run the same command to resume.")

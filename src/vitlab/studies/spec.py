@@ -299,26 +299,34 @@ class Study:
     seeds: int = 5
     """At the scale `small`: up to ten where five leave a close claim open, if they fit into four core-hours."""
 
-    def runs(self, scale: Scale) -> list[StudyRun]:
-        """Every variant at every seed: one at `tiny` and at the paper's scale."""
-        variants = self.variants("small" if scale == "tiny" else scale)
+    def runs(self, scale: Scale, seeds: int | None = None, divisor: int = 1) -> list[StudyRun]:
+        """Every variant at every seed: one at `tiny` and at the paper's scale. divisor: of the steps of all runs."""
+        variants = [shortened(run, divisor) for run in self.variants("small" if scale == "tiny" else scale)]
         if scale == "tiny":  # runs that differed by their data set are one
-            variants = {run.name: run for run in map(shortened, variants)}.values()
-        seeds = {"tiny": 1, "small": self.seeds, "paper": 1}[scale]
+            variants = {run.name: run for run in map(on_digits, variants)}.values()
+        seeds = seeds or {"tiny": 1, "small": self.seeds, "paper": 1}[scale]
         return [run.with_seed(seed) for seed in range(seeds) for run in variants]
 
 
-def shortened(run: StudyRun) -> StudyRun:
-    """The run on digits, with a twentieth of its steps or epochs."""
-    config, dataset = run.config, run.config.data.name
+def shortened(run: StudyRun, divisor: int) -> StudyRun:
+    """The run with its steps or epochs divided by `divisor`."""
+    if divisor == 1:
+        return run
+    config = run.config
     steps, epochs, eval_every = config.steps, config.epochs, config.eval_every
     config = dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, name=DIGITS),
-        optim=dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps // SHORTER),
-        steps=steps and max(2, steps // SHORTER),
-        epochs=epochs and epochs / SHORTER,
-        eval_every=eval_every and max(1, eval_every // SHORTER),
+        optim=dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps // divisor),
+        steps=steps and max(2, steps // divisor),
+        epochs=epochs and epochs / divisor,
+        eval_every=eval_every and max(1, eval_every // divisor),
     )
+    return dataclasses.replace(run, config=config)
+
+
+def on_digits(run: StudyRun) -> StudyRun:
+    """The run on digits, with a twentieth of its steps or epochs."""
+    config, dataset = shortened(run, SHORTER).config, run.config.data.name
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=DIGITS))
     labels = {key: DIGITS if value == dataset else value for key, value in run.labels.items()}
     return dataclasses.replace(run, name=run.name.replace(dataset, DIGITS), config=config, labels=labels)
