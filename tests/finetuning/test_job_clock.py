@@ -108,7 +108,8 @@ def test_the_run_of_the_sweep_is_the_final_one(
         with pytest.raises(KeyboardInterrupt):
             budgeted(workdir, one_rate, tmp_path / "out")
     result = budgeted(workdir, one_rate, tmp_path / "out")
-    assert (result["left_out"], result["chosen"]) == (["final run 0"], "run-0")
+    assert (result["left_out"], result["chosen"]) == (["final run 0", "test of the head alone"], "run-0")
+    assert "linear" not in result
     trained = load_model(tmp_path / "out" / "sweep" / "lr-0.003" / "model").state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in load_model(tmp_path / "out").state_dict().items())
 

@@ -98,7 +98,6 @@ def sweep_and_finetune(
 
         if (kind := job.clock.report()) == "none":
             log("no report: the time is over; the same command makes it")
-            return False
         if (note := report(workdir, device=device, kind=kind).get("note")) is not None:
             log(note)
         return note is None
