@@ -58,7 +58,7 @@ class Task:
     """Settings that the plan may choose."""
     budget: int | float
     """Seconds of the whole job."""
-    largest: float = math.inf
+    largest: int | float = math.inf
     """Largest image side."""
 
     def sizes(self) -> list[FinetuneConfig]:
@@ -89,7 +89,7 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
         plans = (_with_steps_that_fit(task, task.plan(config, cost_of(config)), available) for config in sizes)
         return next((plan for plan in plans if plan is not None), None)
 
-    sizes, plan = task.sizes(), None
+    sizes = task.sizes()
     head = largest([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
     smallest = MIN_FRACTION * side(head.config) if head else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
@@ -104,10 +104,11 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
     """What the plan leaves out, and the budget that includes it."""
 
     def with_budget(holds: Callable[[Plan], bool]) -> str:
-        for minutes in (minutes for minutes in BUDGETS if 60 * minutes > task.budget):
+        for minutes in BUDGETS:
+            larger = replace(task, budget=60 * minutes)
             with contextlib.suppress(UserError):
-                if holds(
-                    choose(replace(task, budget=60 * minutes), lambda _: plan.cost, PLANNED_FRACTION * 60 * minutes)
+                if larger.budget > task.budget and holds(
+                    choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)
                 ):
                     return f"; --budget {minutes}m includes it"
         return ""
