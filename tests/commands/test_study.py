@@ -32,7 +32,7 @@ def test_study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "run_study", lambda study, plan, **how: calls.append((study.name, how)) or {"a": 1})
     monkeypatch.setattr("vitlab.studies.report.as_text", lambda result: f"the claims of {result}")
     code, out, err = call(capsys, "study", "head", "--processes", "2", "--device", "cpu")
-    assert (code, calls) == (0, [("head", {"processes": 2, "device": "cpu"})])
+    assert (code, calls) == (0, [("head", {"processes": 2, "device": "cpu", "clock": None})])
     assert out.splitlines()[0] == "the claims of {'a': 1}"
     assert out.splitlines()[-1].startswith("report: runs/study-head-small/report.md")
     assert "vitlab: 64 of 64 runs to train, about " in err
