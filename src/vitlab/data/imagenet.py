@@ -14,9 +14,9 @@ from typing import Any
 
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Entry
 from vitlab.data.folder import read_class_folders
+from vitlab.data.registry import DATASETS
 from vitlab.errors import UserError
 from vitlab.io import read_json
 

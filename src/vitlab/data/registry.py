@@ -1,13 +1,11 @@
-"""The data sets by name: `load_dataset` reads one of `DATASETS`, or the user's.
-
-A reader is imported when a set needs it.
-"""
+"""The data sets by name, `DATASETS`, from `datasets.toml`; `load_dataset` reads one of them, or the user's."""
 
 import dataclasses
 import functools
 import importlib
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,11 +14,11 @@ import numpy as np
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import keep_classes, warn_of_similar_names
 from vitlab.data.dataset import Dataset, SplitReader, join
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
+from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.settings import nearest
 
@@ -34,6 +32,48 @@ _CONTENT = {
 }
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets whose test images may be missing (`partial`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """A row of `DATASETS`.
+
+    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
+    kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
+    splits: numbers of images. held_out: splits missing from the source, with the fraction of train held out for them.
+    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
+    """
+
+    source: str
+    license: str
+    reader: str = ""
+    num_classes: int | None = None
+    image_size: tuple[int, int] | None = None
+    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    eval_resize: tuple[int, int] | None = None
+
+
+def _read_table() -> dict[str, DatasetInfo]:
+    """`datasets.toml`; rows without a source are filled from `vtab/sources.toml`."""
+    rows = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text())
+    for name, row in rows.items():
+        if "source" not in row:
+            source = SOURCES[name]
+            access = "download, or" if source.access == "automatic" else "by hand:"
+            row |= {
+                "reader": "vtab.tasks:published_splits",
+                "source": f"{source.page}; {access} a folder as published",
+                "license": source.license,
+                "num_classes": source.classes,
+                "splits": {split.removesuffix("idation"): count for split, count in source.sizes.items()},
+            }
+        row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return {name: DatasetInfo(**row) for name, row in rows.items()}
+
+
+DATASETS = _read_table()
+"""The data sets that have a name; a reader is imported when a set needs it."""
 
 
 def load_dataset(
@@ -71,9 +111,18 @@ def load_dataset(
     read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
     model or its loss says, also where each of this table has one.
     """
-    _check_request(name, split, on_error, partial)
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if on_error not in ("raise", "skip"):
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
     if name.startswith("vtab:"):
-        dataset = _load_vtab_task(name, split, root, download, read)
+        from vitlab.data.vtab.tasks import load_task
+
+        if read.read_settings:
+            raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
+        dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
         splits = _open(name, root, download, partial, read, multi_label)
         dataset = _choose_split(name, splits, split, seed, whole_train)
@@ -234,25 +283,6 @@ def _open_source(
     module, function = DATASETS[name].reader.split(":")
     read = getattr(importlib.import_module(f"vitlab.data.{module}"), function)
     return read(name, folder, download, **({"partial": True} if partial else {}))
-
-
-def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in PARTIAL:
-        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-
-
-def _load_vtab_task(
-    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, read: ReadConfig
-) -> Dataset:
-    from vitlab.data.vtab.tasks import load_task
-
-    if read.read_settings:
-        raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
-    return load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
 
 
 def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:

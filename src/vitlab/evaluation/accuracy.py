@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import warn_of_skipped_classes
 from vitlab.data.dataset import Dataset, Labels
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.loader import Batch
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import preformatted
 from vitlab.errors import UserError

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from vitlab.data.classes import canonical
 from vitlab.data.dataset import Dataset
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.loader import Batch, eval_batches
-from vitlab.data.registry import has_imagenet_classes, predicts_imagenet
+from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
