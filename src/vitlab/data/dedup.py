@@ -74,8 +74,7 @@ def find_duplicates(
 ) -> Duplicates:
     """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    Raises UserError if a shard has more than `max_candidates` pairs of similar
-    hashes, each of which takes about 0.1 ms.
+    Raises UserError if a shard has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms.
     """
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
     parts = list(_read_thumbnails(test, "test", test_omitted))

@@ -1,4 +1,4 @@
-"""Image folders: which of their folders are splits, which are classes, and the images below."""
+"""Image folders: which folders are splits and classes, and the images in them."""
 
 import collections
 import dataclasses
@@ -54,7 +54,11 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     roots = [splits["train"]] if "train" in splits else list(splits.values()) or [home]
     classes = natural_order({canonical(folder): folder for root in roots for folder in subfolders(root)}.values())
     if not classes:
-        raise _no_class_folders(roots[0])
+        shown = quoted(str(roots[0]))
+        raise UserError(
+            f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and "
+            f"label, or a table as csv:PATH. Images without labels are for `vitlab predict`"
+        )
     known = set(map(canonical, classes))
     splits = {
         split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
@@ -63,28 +67,20 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     for root in roots:
         _check_levels(root, subfolders(root))
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
-    shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
+    names = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
     splits = splits or {"train": home}
 
     def read(split: str) -> Dataset:
         dataset = read_class_folders(splits[split], name, split, classes)
-        return dataclasses.replace(dataset, classes=shown, folder=str(path))
+        return dataclasses.replace(dataset, classes=names, folder=str(path))
 
     return list(splits), read
-
-
-def _no_class_folders(root: Path) -> UserError:
-    shown = quoted(str(root))
-    return UserError(
-        f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and label, or "
-        f"a table as csv:PATH. Images without labels are for `vitlab predict`"
-    )
 
 
 def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
     """`path`, or the folder in it, or deeper, that holds several folders of images, or that `stop` accepts.
 
-    All on the way hold one folder and no image. Beside one called like `_WRAPPERS` may be others without images.
+    Every folder on the way holds one folder and no images; one named as in `_WRAPPERS` may have others beside it.
     """
     inner = path
     while not stop(inner):
@@ -117,7 +113,8 @@ def _split_folders(path: Path) -> dict[str, Path]:
     others = sorted(set(present).difference(folder.name for folder in folders))
     has_splits = len(named) > 1 and any(map(subfolders, folders))
     alike = len(named) == 1 and len(folders) > 1
-    if alike or not (has_splits or (folders and not others) or any(map(_holds_classes, folders))):
+    hold_classes = (subfolders(folder) and not has_images(folder, below=False) for folder in folders)
+    if alike or not (has_splits or (folders and not others) or any(hold_classes)):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
@@ -129,11 +126,6 @@ def _split_folders(path: Path) -> dict[str, Path]:
     if others:
         warn_once(f"{quoted(str(path))}: the folders {others} are not splits and are not read")
     return {split: named[split][0] for split in SPLIT_FOLDERS if split in named}
-
-
-def _holds_classes(path: Path) -> bool:
-    """Whether there are folders in it, and no images at the same level."""
-    return bool(subfolders(path)) and not has_images(path, below=False)
 
 
 def _check_levels(root: Path, classes: Sequence[str]) -> None:

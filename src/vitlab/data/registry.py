@@ -108,8 +108,8 @@ def load_dataset(
     `stratified_subset`). A smaller subset is contained in every larger one; `classes` and `exclude` only remove images.
     whole_train: no val split is held out from "train" of the user's data set where it has none.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
-    read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
-    model or its loss says, also where each of this table has one.
+    read: how a table and groups are read. multi_label: images of a table may have several labels or none, because
+    the model or its loss says so, even if each has one here.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -147,7 +147,7 @@ def load_dataset(
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
-    """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
+    """Raises UserError for an unknown data set and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
     if kind in _CONTENT and path:
         source, form = _resolve(path, root), "file" if kind == "csv" else "folder"
@@ -286,7 +286,7 @@ def _open_source(
 
 
 def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """The requested split; of the user's data set val is used as a missing test, and `whole_train` is as there."""
+    """The requested split. In the user's data set val replaces a missing test; `whole_train`: see `load_dataset`."""
     if not _is_custom(name):
         return _cut_split(name, splits, split, DATASETS[name].held_out, seed)
     present, held_out = splits[0], DATASETS["folder:PATH"].held_out

@@ -230,7 +230,7 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
         warn_once(f"{where}: the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}")
     if columns.one_hot and (empty := [column for column in columns.labels if column not in labels]):
-        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}, which are no classes here")
+        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}; these are not classes")
     if columns.group:
         count = len({row.group for row in rows})
         warn_once(f"{where}: images of the same {columns.group} ({count:,}) stay together where a split is drawn")
@@ -257,7 +257,7 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
 
 
 def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, where the labels `0.0` and `1.0`, as of a column of numbers with a gap, are `0` and `1`."""
+    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`."""
     labels = {label for row in rows for label in row.labels}
     numbers = {label: label.partition(".")[0] for label in labels if re.fullmatch(r"[-+]?\d+(\.0*)?", label)}
     if len(numbers) < len(labels) or not (points := sorted(label for label in labels if "." in label)):

@@ -172,7 +172,7 @@ class Evaluation:
     def per_class(self) -> list[dict[str, Any]]:
         """For each class: images, recall and precision.
 
-        Where images have several labels, recall gives way to `accuracy`: the fraction of the class's images whose
+        Where images have several labels, `accuracy` replaces recall: the fraction of the class's images whose
         prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
         """
         if self.predicted_sets is not None:

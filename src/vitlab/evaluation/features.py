@@ -59,8 +59,8 @@ def features(
     """The pre-logits representation of every image (Sec. 4.1), in float32.
 
     Images are squashed to the model's size unless `preprocessing` is given, or augmented by `augmentation` as in a
-    training's `epoch`. With a folder `cache`, what was computed
-    from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
+    training's `epoch`. The folder `cache` keeps representations by weights, images and preprocessing; nothing is saved
+    if an image cannot be read.
     Each rank computes some, and returns all. `description` (default: the data set and its split) names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
@@ -117,7 +117,7 @@ def _compute(
 
 
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
-    """SHA-256 of all that makes a representation out of an image: configuration, weights, preprocessing."""
+    """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
     settings |= {"epoch": epoch, "version": 2} if isinstance(transform, TrainTransform) else {}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

@@ -78,7 +78,7 @@ def least_squares_head(
     if images < 2:
         raise UserError(f"least squares requires two training images or more, not {images}; add images.")
     if groups is not None and (groups == groups[0]).all():
-        raise UserError(f"all {images} training images are of one group, so none can be left out; give other groups.")
+        raise UserError(f"all {images} training images are in one group, so none can be left out; give other groups.")
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]

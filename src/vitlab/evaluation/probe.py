@@ -75,7 +75,7 @@ def linear_probe(
     _check_l2(l2)
     labels = train.labels
     if len(np.unique(labels)) < 2:
-        raise UserError("all training images are of one class; a probe needs at least two.")
+        raise UserError("all training images have one class; a probe needs at least two.")
     mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
     train_x, test_x, val_x = (
         ((part.x - mean) / std).astype(np.float32) for part in (train, test, train if val is None else val)
@@ -165,7 +165,7 @@ def probe_checkpoint(
 
 
 def _own_val(dataset: str, root: str | None, options: EvalOptions) -> Dataset | None:
-    """The user's own val split, if there is one beside the test split."""
+    """The user's own val split, if there is one besides the test split."""
     both = load_dataset(dataset, "trainval", root=root, on_error=options.on_error, read=options)
     return None if both.from_val is None else both.take(np.flatnonzero(both.from_val))
 

@@ -83,7 +83,7 @@ class RunSection:
     mistakes: Sequence[PageImage] | None = None
     """Test images that were predicted wrongly, the worst first; None where they are missing."""
     attended: bool = False
-    """Whether each of `mistakes` is beside itself under its rollout."""
+    """Whether each of `mistakes` is next to itself under its rollout."""
     attention: Drawing | None = None
     """Images under their rollout (`figures.pairs`)."""
     embedding_figures: Sequence[Drawing] = ()
@@ -155,7 +155,7 @@ class DataSection:
     numbers: Mapping[str, str] = field(default_factory=dict)
     """Headline numbers of the near-duplicates as text; empty where none were searched."""
     pairs: Sequence[PageImage] = ()
-    """Test images beside their near-duplicates in the training set."""
+    """Test images next to their near-duplicates in the training set."""
     unreadable: Sequence[tuple[str, str]] | None = None
     """Path and reason of each unreadable file; None where files were not checked."""
 

@@ -41,7 +41,7 @@ ERRORS = (
 )
 """What is only a note of `report`."""
 Source = tuple[str, ImageSource | UserError]
-"""Name and source of an image, as of `find_images`."""
+"""Name and source of an image, from `find_images`."""
 
 
 def inspect_checkpoint(
@@ -124,7 +124,7 @@ def report(
 
     run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
     edited stays. Of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of
-    the `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
+    the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out

@@ -91,7 +91,7 @@ CLAIMS = {
         "79.9 % against 77.9 % (Sec. 4.6, Table 5)",
     ),
     (f"{BEST}-zero", "scratch-zero"): (
-        "It does so too where both heads start at zero, as the paper's do.",
+        "It also does where both heads start at zero, as in the paper.",
         "as above",
     ),
     ("downsized-50", "scratch"): ("Prediction of 4x4 colors beats training from scratch.", APPENDIX),

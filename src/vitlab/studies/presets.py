@@ -12,11 +12,11 @@ from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain, tiny
-from vitlab.studies.spec import Chart, Result, Scale
+from vitlab.studies.spec import Chart, Result, Scale, percent
 
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
-"""Classes of pre-training and of transfer: of the halves tried (one seed), those for which few-shot accuracy rises with
-the length of the training: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal, bag."""
+"""Classes of pre-training and of transfer. In the halves tried (one seed), few-shot accuracy rises with the length of
+training for these: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal, bag."""
 
 FEWSHOT = "fewshot_5shot"
 """The metric of App. D: accuracy on the transfer task with five examples of each class."""
@@ -43,6 +43,10 @@ def transfer(result: Result) -> float:
     fewshot = result.run.config.fewshot
     assert fewshot is not None
     return result.metrics[f"fewshot_{max(fewshot.shots)}shot"]
+
+
+MEASURED = {"5-shot, %": percent(FEWSHOT), "transfer, %": percent(transfer), "accuracy, %": percent("accuracy")}
+"""The columns of a table about transfer."""
 
 
 def changed(config: Config, **changes: Any) -> Config:
