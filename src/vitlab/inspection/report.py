@@ -189,12 +189,6 @@ class Inspection:
     """Path and reason of each image that is left out."""
 
 
-def top_classes(probabilities: Float[np.ndarray, " K"], names: Sequence[str], top: int) -> list[tuple[str, float]]:
-    """The `top` most probable classes and their probabilities."""
-    order: list[int] = np.argsort(-probabilities, kind="stable")[:top].tolist()
-    return [(names[i], float(probabilities[i])) for i in order]
-
-
 def make_figures(inspection: Inspection) -> list[Drawing]:
     """The figures of the paper for which there are numbers."""
     config, capture = inspection.config, inspection.capture

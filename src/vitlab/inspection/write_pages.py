@@ -16,12 +16,13 @@ from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.multi_label import labels_set
+from vitlab.evaluation.predict import top_classes
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.finished_run import Report, Run, run_folders
 from vitlab.inspection.page import write_page
-from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
+from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
@@ -29,7 +30,7 @@ from vitlab.models.vit import ViT
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
-from vitlab.weights import class_names, class_probabilities, load_checkpoint, load_metadata
+from vitlab.weights import class_names, load_checkpoint, load_metadata
 from vitlab.weights.folder import README
 from vitlab.weights.model_card import model_card
 
@@ -230,8 +231,7 @@ def _capture(
 
     captured = capture(model, batches(), keep=shown)
     classes = class_names(inspection.metadata, model.config.num_classes)
-    probabilities = class_probabilities(torch.from_numpy(captured.logits), inspection.metadata)
-    predictions = [top_classes(row, classes, top) for row in probabilities.numpy()]
+    predictions = top_classes(torch.from_numpy(captured.logits), inspection.metadata, top)
     labels = labels_set(captured.logits, classes, inspection.metadata)
     return replace(
         inspection,

@@ -98,9 +98,8 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
         checkpoint, dataset, accuracy, run = _read_evaluation(folder) if folder.is_file() else _read(folder)
         column = _column(dataset)
         if column not in table.columns:
-            raise UserError(
-                f"{folder} is on {dataset}; {name} has {', '.join(c for c in table.columns if c != CORE_DAYS)}."
-            )
+            columns = ", ".join(column for column in table.columns if column != CORE_DAYS)
+            raise UserError(f"{folder} is a result on {dataset}; {name} has {columns}.")
         row = ours.setdefault(checkpoint, {})
         if column in row:
             raise UserError(f"{folder} is a second result of {checkpoint} on {column}; give one folder for each.")
