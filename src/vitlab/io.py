@@ -208,8 +208,8 @@ def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -
 
 @contextmanager
 def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder while this process runs; yields whether that succeeded. To `wait` for another process is
-    for one that holds it for a moment."""
+    """Locks a file or folder while this process runs; yields whether that succeeded. `wait` is for a lock that another
+    process holds only for a moment."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

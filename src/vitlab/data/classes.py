@@ -109,8 +109,12 @@ def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
         require_classes_left(dataset, dataset.take(read), failures, train=False)
 
 
-def warn_of_similar_names(dataset: Dataset) -> None:
-    """Logs classes whose names differ only in case and spaces."""
+def warn_of_classes(dataset: Dataset) -> None:
+    """Logs classes with fewer than two images, and classes whose names differ only in case and spaces."""
+    counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
+    if len(small := np.flatnonzero(counts < 2)):
+        named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
+        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")
     alike = collections.defaultdict[str, list[str]](list)
     for name in dataset.classes:
         alike["".join(name.replace("_", " ").split()).casefold()].append(name)

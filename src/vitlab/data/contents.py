@@ -65,23 +65,23 @@ class Contents:
 
 def contents_of(folder: Path) -> Contents:
     """What is in `folder` and below it. Links are followed, each folder is read once. Raises UserError."""
-    found = Contents([], [], collections.Counter())
+    contents = Contents([], [], collections.Counter())
     for kind, path in _walk(str(folder), set()):
         if kind == "image":
-            found.images.append(path)
+            contents.images.append(path)
         elif kind == "link":
-            found.dead.append(path)
+            contents.dead.append(path)
         else:
-            found.others[kind] += 1
-    found.images.sort()
-    return found
+            contents.others[kind] += 1
+    contents.images.sort()
+    return contents
 
 
 def images_below(folder: Path) -> list[str]:
     """All images in `folder` and below it, sorted by path, with broken links, which raise when they are read."""
     look_again()
-    found = contents_of(folder)
-    return sorted(found.images + found.dead)
+    contents = contents_of(folder)
+    return sorted(contents.images + contents.dead)
 
 
 def has_images(folder: Path, below: bool = True) -> bool:
@@ -136,11 +136,11 @@ def _suffix(name: str) -> str:
 def _is_output(folder: str, top: bool = True) -> bool:
     """Whether `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; logged once."""
     names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
-    found = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
-    if found and top:
+    evidence = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
+    if evidence and top:
         shown = quoted(folder.removeprefix("./"))
-        warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {found})")
-    return found != ""
+        warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {evidence})")
+    return evidence != ""
 
 
 def look_again() -> None:
@@ -153,17 +153,17 @@ def _has(folder: str, name: str) -> bool:
 
 
 def _holds_outputs(folder: str) -> bool:
-    found = False
+    has_outputs = False
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False) and not _hidden(entry.name):
             if not _is_output(entry.path, top=False):
                 return False
-            found = True
+            has_outputs = True
         elif _suffix(entry.name) in IMAGE_SUFFIXES or entry.is_symlink():
             return False
         else:
-            found |= entry.name == ".lock" or _suffix(entry.name) in EXPORTS or _holds_features(entry.path)
-    return found
+            has_outputs |= entry.name == ".lock" or _suffix(entry.name) in EXPORTS or _holds_features(entry.path)
+    return has_outputs
 
 
 def _holds_features(path: str) -> bool:

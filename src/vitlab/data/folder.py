@@ -32,8 +32,9 @@ SPLIT_FOLDERS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-_SPLITS = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
-_SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(_SPLITS)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
+SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
+"""Name of a folder -> its split."""
+_SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(SPLIT_OF)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
 """`test`, `test_set`, `val2017`, and with a name before it `seg_test`."""
 _WRAPPERS = ("data", "dataset", "datasets", "images", "image", "imgs", "img", "photos", "pictures")
 """Folders of class folders, which are not classes themselves."""
@@ -107,7 +108,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
     groups = collections.defaultdict[str, dict[str, list[Path]]](dict)
     for folder in present:
         if match := _SPLIT_NAME.fullmatch(folder.lower()):
-            groups[match[1] or ""].setdefault(_SPLITS[match[2]], []).append(path / folder)
+            groups[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
     named = groups[""] or next((group for group in groups.values() if len(group) > 1), {})
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
@@ -134,7 +135,7 @@ def _check_levels(root: Path, classes: Sequence[str]) -> None:
     nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
     direct = set(map(canonical, classes)).difference(map(canonical, nested))
     for folder, inner in nested.items():
-        if len({_SPLITS[name.lower()] for name in inner if name.lower() in _SPLITS}) > 1:
+        if len({SPLIT_OF[name.lower()] for name in inner if name.lower() in SPLIT_OF}) > 1:
             reason = f"{folder} holds splits ({first_ten(inner)})"
         elif len(direct.intersection(map(canonical, inner))) > max(1, len(inner) / 2):
             reason = f"the folders in {folder} are called like the classes beside it"
@@ -174,13 +175,13 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
         text = "%s has no folder for %d of the %d classes: %s"
         logger.warning(text, shown, len(missing), len(classes), first_ten(list(map(repr, missing))))
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
-    contents = {key: contents_of(path / folder) for key, folder in present.items()}
-    require_no_dead_links(path, [link for found in contents.values() for link in found.dead])
-    for key, found in contents.items():
-        if not found.images:
-            raise no_images(path / present[key], found.others)
-        ignored += found.others
+    by_class = {key: contents_of(path / folder) for key, folder in present.items()}
+    require_no_dead_links(path, [link for contents in by_class.values() for link in contents.dead])
+    for key, contents in by_class.items():
+        if not contents.images:
+            raise no_images(path / present[key], contents.others)
+        ignored += contents.others
     report_ignored(path, ignored)
-    images = [contents[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
+    images = [by_class[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
     entries = [Entry(image) for same in images for image in same]
     return Dataset(name, split, classes, np.repeat(np.arange(len(classes)), list(map(len, images))), entries=entries)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import keep_classes, warn_of_similar_names
+from vitlab.data.classes import keep_classes, warn_of_classes
 from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
 from vitlab.data.vtab.sources import SOURCES
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.errors import UserError, quoted
 from vitlab.settings import nearest
 
 SPLITS = ("train", "val", "test", "trainval", "all")
@@ -141,8 +141,7 @@ def load_dataset(
         )
         dataset = leave_out(dataset, exclude, lambda: whole(name, "all" if _is_custom(name) else "trainval"))
     if _is_custom(name):
-        _warn_of_small_classes(dataset)
-        warn_of_similar_names(dataset)
+        warn_of_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
 
 
@@ -336,10 +335,3 @@ def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
     if warn:
         warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
     return True
-
-
-def _warn_of_small_classes(dataset: Dataset) -> None:
-    counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
-    if len(small := np.flatnonzero(counts < 2)):
-        named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
-        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")

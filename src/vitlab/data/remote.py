@@ -194,10 +194,10 @@ def _pin(base: str) -> str:
     def resolve(filesystem: Any, path: str) -> str:
         from huggingface_hub import HfApi
 
-        found = filesystem.resolve_path(path)
+        resolved = filesystem.resolve_path(path)
         info = HfApi(endpoint=filesystem.endpoint).repo_info(
-            found.repo_id, revision=found.revision, repo_type=found.repo_type
+            resolved.repo_id, revision=resolved.revision, repo_type=resolved.repo_type
         )
-        return f"{found.repo_type}s/{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
+        return f"{resolved.repo_type}s/{resolved.repo_id}@{info.sha}/{resolved.path_in_repo}".rstrip("/")
 
     return f"hf://{retry(base, resolve)}" if base.startswith("hf://") else base

@@ -24,9 +24,9 @@ from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibr
 from vitlab.evaluation.load import (
     compile_inference,
     evaluation_batches,
+    gather_in_order,
     load_for_evaluation,
     match_classes,
-    nothing_readable,
 )
 from vitlab.evaluation.multi_label import (
     label_rows,
@@ -229,21 +229,16 @@ def evaluate(
                 )
             result = _measure(logits, batch, evaluation_loss(dataset))
             results.append({name: result[name] for name in columns})
-    columns = world.all_gather(
-        {
-            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
-            for name, empty in columns.items()
-        }
-    )
-    if not len(columns["indices"]):
-        raise nothing_readable(dataset)
-    order = np.argsort(columns["indices"])
-    measured: dict[str, Any] = {name: values[order] for name, values in columns.items()}
+    local = {
+        name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
+        for name, empty in columns.items()
+    }
+    measured: dict[str, Any] = gather_in_order(local, dataset, world)
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     evaluation = Evaluation(
         dataset.classes,
         **measured,
-        skipped=len(dataset) - len(order),
+        skipped=len(dataset) - len(measured["indices"]),
         label_sets=None if dataset.label_sets is None else dataset.label_sets.take(measured["indices"]),
         left_out=dataset.left_out,
         full_size=dataset.full_size,

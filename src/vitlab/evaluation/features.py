@@ -23,7 +23,7 @@ from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
-from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
+from vitlab.evaluation.load import compile_inference, evaluation_batches, gather_in_order, load_for_evaluation
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.io import replacing_file, write_arrays
 from vitlab.models.vit import Model, unwrap
@@ -109,11 +109,8 @@ def _compute(
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = np.searchsorted(local, batch.indices.cpu().numpy())
                 x[rows], known[rows] = representations.float().cpu().numpy(), True
-    gathered = world.all_gather({"indices": local[known], "x": x[known]})
-    if not len(gathered["indices"]):
-        raise nothing_readable(dataset)
-    order = np.argsort(gathered["indices"])
-    return gathered["indices"][order], gathered["x"][order]
+    gathered = gather_in_order({"indices": local[known], "x": x[known]}, dataset, world)
+    return gathered["indices"], gathered["x"]
 
 
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:

@@ -30,8 +30,8 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Weights of a head, and how well it does on each training image when it is fitted to all others; or on each group
-    of them, or on the user's val, when it is fitted without."""
+    """Weights of a head, and its results on each training image when it is fitted to all others; or on each group of
+    images, or the user's val, when it is fitted without them."""
 
     weight: Float32[np.ndarray, "K D"]
     bias: Float32[np.ndarray, " K"]

@@ -124,6 +124,15 @@ def evaluation_batches(
         yield nonempty()
 
 
+def gather_in_order(columns: dict[str, np.ndarray], dataset: Dataset, world: World) -> dict[str, np.ndarray]:
+    """The columns of all ranks, sorted by their `indices`. Raises UserError if there are none."""
+    gathered = world.all_gather(columns)
+    if not len(gathered["indices"]):
+        raise nothing_readable(dataset)
+    order = np.argsort(gathered["indices"])
+    return {name: values[order] for name, values in gathered.items()}
+
+
 def nothing_readable(dataset: Dataset) -> UserError:
     return UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
 

@@ -72,8 +72,8 @@ def predict(
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
     metadata (`choose_rejection`). A model of several labels per image (`multi_label`) sets each from its threshold in
-    the metadata, or 0.5. `log` receives a description of the preprocessing. An image that cannot be read gives a
-    prediction with its error. They have the order of `sources`. Raises UserError without any image, for auto without a
+    the metadata, or 0.5. `log` receives a description of the preprocessing. An unreadable image gives a prediction
+    with its error. Predictions have the order of `sources`. Raises UserError without any image, for auto without a
     threshold, for `reject_below` with several labels, and for missing paths and invalid arrays, unless they come from
     an iterator.
     """
@@ -133,8 +133,8 @@ def _predict_batch(
     pixels = torch.cat([image for _, image in batch]).to(device_of(loaded.model))
     with torch.inference_mode():
         logits = loaded.model(pixels).float()
-    several = bool(loaded.metadata.get("multi_label"))
-    sets = labels_of(logits, thresholds, names) if several else [None] * len(batch)
+    multi_label = bool(loaded.metadata.get("multi_label"))
+    sets = labels_of(logits, thresholds, names) if multi_label else [None] * len(batch)
     for (path, _), best, labels in zip(batch, top_classes(logits, loaded.metadata, top), sets, strict=True):
         if all(math.isfinite(probability) for _, probability in best):
             yield Prediction(path, best, rejected=best[0][1] < threshold, labels=labels)

@@ -40,7 +40,7 @@ ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
-"""What is only a note of `report`."""
+"""Exceptions that only become a note of `report`."""
 Source = tuple[str, ImageSource | UserError]
 """Name and source of an image, from `find_images`."""
 
@@ -124,8 +124,8 @@ def report(
     """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
 
     run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
-    edited stays. Of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of
-    the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
+    edited stays. With the `kind` "none" only the card is written. Returns the result of `inspect_checkpoint` and the
+    path of the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out

@@ -35,10 +35,10 @@ PRETRAINED, FINETUNED = "pre-trained", "fine-tuned"
 def variants(scale: Scale) -> list[StudyRun]:
     """Fine-tunings that differ only in the weights below the head.
 
-    At `small` heads start wide: a head of zeros, as in the paper, costs a short training its first steps, in
-    which nothing below it learns, and fresh weights more of them than trained ones. A pair with heads of zeros is run
-    too. Supervised pre-training is part of the paper's scale only: in small it would see the labels of the very images
-    that fine-tuning must not see.
+    At `small` heads start wide: a head of zeros, as in the paper, wastes the first steps of a short training, in which
+    nothing below it learns, and more of them with fresh weights than with trained ones. A pair with heads of zeros is
+    run too. Supervised pre-training is part of the paper's scale only: at `small` it would see the labels that
+    fine-tuning must not see.
     """
     if scale == "paper":
         base, others = pretrain.masked(), {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}

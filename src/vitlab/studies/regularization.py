@@ -61,7 +61,7 @@ def _small(part: float) -> TrainConfig:
 def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:
     """The setting with the best accuracy on held-out images, in the mean over seeds.
 
-    plain: no regularizer is a candidate, too; chosen with little data, it would gain 0 over itself in every seed.
+    plain: also consider no regularizer; chosen with little data, it would gain 0 over itself in every seed.
     """
     candidates = results.study.select(lambda result: plain or result.run.labels["setting"] != PLAIN)
     return candidates.best("setting", HELD_OUT, data=amount)

@@ -123,7 +123,7 @@ Runs = Sequence[tuple[float, float]]
 
 
 def chosen(runs: Runs, means: Runs) -> Runs:
-    """The runs whose means over seeds are on the front. Chosen seed by seed, the best would be so partly by luck."""
+    """The runs whose means over seeds are on the front. A choice for each seed would partly reward luck."""
     best = front(means)
     return [run for run, mean in zip(runs, means, strict=True) if mean in best]
 
