@@ -75,8 +75,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
         style = {"color": color, "marker": marker if len(x) <= 30 else None, "ms": 5.5, "mec": "white", "mew": 0.7}
         (handles[series.name],) = axes.plot(x, y, ls="-" if joined else "", lw=1.6, zorder=3, **style)
         offset, ha, va = ((5, -3), "left", "top") if order else ((-5, 3), "right", "bottom")
-        for note, *point in zip(series.notes, x, y, strict=False):
-            axes.annotate(note, point, offset, textcoords="offset points", ha=ha, va=va, color=color, fontsize=8.5)
+        for note, at_x, at_y in zip(series.notes, x, y, strict=False):
+            axes.annotate(note, (at_x, at_y), offset, textcoords="offset points", ha=ha, va=va, color=color, size=8.5)
     if panel.front:
         best = front([point for series in panel.series for point in zip(series.x, series.y, strict=True)])
         x, y = np.array(best, dtype=float).reshape(-1, 2).T
