@@ -49,6 +49,7 @@ def axes_of(panel: Panel) -> Axes:
 def test_the_legend_names_every_series_and_covers_no_axes(shown: list[Panel]) -> None:
     figure = plots.panels(shown)
     renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()  # lays it out
     names = {series.name for panel in shown for series in panel.series}
     names |= {"Pareto front"} if any(panel.front for panel in shown) else set()
     if len(names) == 1:
@@ -103,6 +104,7 @@ def test_the_front_is_a_staircase() -> None:
 def test_no_note_covers_a_point_or_another_note() -> None:
     figure = plots.panels([SCALING] * 2)
     renderer, axes = FigureCanvasAgg(figure).get_renderer(), figure.axes[0]
+    figure.draw_without_rendering()  # lays it out
     notes = {}
     for text in axes.texts:
         assert isinstance(text, Annotation)

@@ -1,8 +1,9 @@
 """Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
-Similar are images that were resized, recompressed, brightened, made gray, cropped by up to about 8 % of a side, and all
-of these mirrored; not those that were rotated or cropped by more. Thumbnails are compared: a hash proposes pairs
-(`candidates`, `correlated`), which is cheap; the distance aligns the two images (`distances`).
+Similar images differ by size, compression, brightness, color, a crop by up to about 8 % of a side, or mirroring.
+Rotated images and larger crops are not found. Thumbnails are compared: a hash proposes pairs (`candidates`,
+`correlated`), which is cheap; the distance aligns the two images (`distances`). Without the alignment most crops by 4 %
+and more are missed (docs/reproduce.md).
 """
 
 from collections.abc import Iterator

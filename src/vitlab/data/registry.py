@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,20 +104,14 @@ def load_dataset(
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
     classes: the names or numbers of the classes to keep, as `keep_classes` does.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
-    exclude: a list of images to leave out, as `vitlab duplicates` writes it.
     subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split (see
     `stratified_subset`). A smaller subset is contained in every larger one; `classes` and `exclude` only remove images.
-    whole_train: no val split is held out from "train" of the user's data set where it has none.
+    exclude: a list of images to leave out (`vitlab duplicates`). whole_train: hold out no val from the user's "train".
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
-    read: how a table and groups are read. multi_label: images of a table may have several labels or none, because
-    the model or its loss says so, even if each has one here.
+    read: how a table and groups are read. multi_label: images of a table may have several labels or none, as the model
+    or its loss says.
     """
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in PARTIAL:
-        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
+    _check_request(name, split, on_error, partial)
     if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
@@ -136,13 +131,21 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = functools.partial(
-            load_dataset, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label
-        )
-        dataset = leave_out(dataset, exclude, lambda: whole(name, "all" if _is_custom(name) else "trainval"))
+        how: dict[str, Any] = {"root": root, "on_error": "skip", "seed": seed, "read": read, "multi_label": multi_label}
+        whole = "all" if _is_custom(name) else "trainval"
+        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, **how))
     if _is_custom(name):
         warn_of_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
+
+
+def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if on_error not in ("raise", "skip"):
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
