@@ -13,7 +13,8 @@ from vitlab.errors import UserError
 from vitlab.recipes import FINETUNE
 from vitlab.settings import to_dict
 from vitlab.studies.scaling import TABLE6
-from vitlab.studies.tables import TABLES, as_text, layout, printed_mean
+from vitlab.studies.tables import TABLES, as_text, layout
+from vitlab.studies.vtab_table import printed_mean
 
 START = "mine.npz sha256:0123456789abcdef"
 

@@ -7,7 +7,7 @@ import pytest
 
 from vitlab.data.vtab.tasks import GROUPS, TASKS
 from vitlab.runs.vtab import summarize
-from vitlab.studies.tables import TABLE9, TABLE9_MODELS, draw_figure2, figure2, printed_mean, table9_as_text
+from vitlab.studies.vtab_table import PAPER, TABLE9, as_table, draw, figure2, printed_mean
 
 H14 = [95.3, 85.5, 75.2, 99.7, 97.2, 65.0, 88.9, 83.3, 96.7, 91.4, 76.6]
 H14 += [91.7, 63.8, 53.1, 79.4, 63.3, 84.5, 33.2, 51.2]
@@ -22,7 +22,7 @@ def records(accuracies: Any) -> dict[str, dict[str, Any]]:
 
 
 def lines_of(result: dict[str, Any]) -> list[str]:
-    return [" ".join(line.split()) for line in table9_as_text(result | {"scored_on": "test"}).splitlines()]
+    return [" ".join(line.split()) for line in as_table(result | {"scored_on": "test"}).splitlines()]
 
 
 def test_means_by_hand() -> None:
@@ -65,10 +65,7 @@ def test_figure_2_has_the_complete_groups() -> None:
     assert panel is not None
     assert list(panel.ticks) == ["all 19", *GROUPS]
     ours, printed, *_ = panel.series
-    assert [ours.name, *(line.name for line in panel.series[1:])] == [
-        "mine.npz",
-        *(f"{m} (Table 9)" for m in TABLE9_MODELS),
-    ]
+    assert [ours.name, *(line.name for line in panel.series[1:])] == ["mine.npz", *(f"{m} (Table 9)" for m in PAPER)]
     assert list(ours.y) == pytest.approx(list(printed.y))
     assert ours.y[1] == pytest.approx(sum(H14[:7]) / 700)
     few = {name: record for name, record in records(H14).items() if TASKS[name].group == "specialized"}
@@ -81,5 +78,5 @@ def test_figure_2_has_the_complete_groups() -> None:
 @pytest.mark.parametrize(("scored_on", "drawn"), [("test", True), ("val200", False)])
 def test_a_complete_group_of_the_test_parts_is_drawn(tmp_path: Path, scored_on: str, drawn: bool) -> None:
     result = {"groups": {"natural": 0.7, "specialized": None, "structured": None}, "mean": None, "scored_on": scored_on}
-    draw_figure2(result, "mine.npz", tmp_path / "figure.png")
+    draw(result, "mine.npz", tmp_path / "figure.png")
     assert (tmp_path / "figure.png").is_file() == drawn

@@ -147,7 +147,7 @@ class Vtab:
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
         from vitlab.runs.vtab import vtab
-        from vitlab.studies.tables import draw_figure2, table9_as_text
+        from vitlab.studies.vtab_table import as_table, draw
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -155,6 +155,6 @@ class Vtab:
             options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
             result = vtab(self.checkpoint, self.config, self.root, self.out, **options, log=print_note)
             if world.is_rank_0:
-                draw_figure2(result, Path(self.checkpoint).name, self.out / "figure.png")
-        print_result(result, self.json, f"{table9_as_text(result)}\nresult: {self.out / 'result.json'}")
+                draw(result, Path(self.checkpoint).name, self.out / "figure.png")
+        print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data

@@ -1,7 +1,7 @@
 """Table 4 and App. D.10: VTAB-1k. One setting for all 19 tasks, each fine-tuned on 1,000 examples and tested whole.
 
 Augmentation that would change a task's labels is left out (`label_preserving`).
-`studies/tables.py` has Table 9 and Fig. 2.
+`studies/vtab_table.py` has Table 9 and Fig. 2.
 Deviation: the benchmark's code drops the last, incomplete batch of a test part; here every image counts once.
 """
 
