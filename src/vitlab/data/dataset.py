@@ -114,7 +114,7 @@ class Entries(ABC):
 
     @abstractmethod
     def join(self, other: "Entries") -> "Entries":
-        """These, then those of `other`, which has the same type."""
+        """These, then `other`'s, which must have the same type."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Entry:

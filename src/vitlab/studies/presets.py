@@ -58,7 +58,7 @@ def changed(config: Config, **changes: Any) -> Config:
 def vit(
     side: int, patch_size: int, width: int, depth: int, heads: int = 4, mlp_ratio: int = 2, **more: Any
 ) -> ViTConfig:
-    """A small ViT like those of `recipes/tiny.py`, for as many classes as are learned."""
+    """A small ViT as in `recipes/tiny.py`, for as many classes as are learned."""
     more = {"head_std": 0.1, "num_classes": len(LEARNED)} | more
     return tiny.vit(side, patch_size, width, depth, heads=heads, mlp_dim=mlp_ratio * width, **more)
 
