@@ -44,6 +44,8 @@ class Arguments:
     parts: tuple[Literal["planted", "natural", "speed"], ...] = ("planted", "natural", "speed")
     flowers: str = "shards:data/flowers102"
     cifar: str = "shards:data/cifar10"
+    align: bool = True
+    """Whether a pair is aligned; without, the whole thumbnails are compared."""
     images: int = 400
     """Images of each set that are changed in every way."""
     train: int = 1_000_000
@@ -288,6 +290,8 @@ def settings() -> dict[str, Any]:
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(1)
+    if not arguments.align:
+        dedup.LEVELS = ((dedup.SIDE, 0, np.inf),)
     record: dict[str, Any] = {}
     if arguments.out is not None and arguments.out.exists():
         record = json.loads(arguments.out.read_text())

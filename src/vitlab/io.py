@@ -42,8 +42,8 @@ NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.Bad
 def replacing_file(path: Path, size: int | None = None, clear: bool = True) -> Iterator[BinaryIO]:
     """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk.
 
-    size: bytes to write, where they are known, for the WriteError of a full disk. clear: whether to look for what a
-    killed process has left of it, which takes long in a folder of many files.
+    size: bytes to write, where they are known, for the WriteError of a full disk. clear: whether to remove what a
+    killed process has left of it; looking takes long in a folder of many files.
     """
     with writing(path.parent, size), _temporary(path, Path.touch, clear) as new, new.open("wb") as file:
         yield file
@@ -106,7 +106,7 @@ def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
     A folder cannot replace another in one step, so the old one is renamed first. A process killed between the two
     renames leaves the old one as `.NAME.*.old` and the complete new one as `.NAME.*.new`, which `clear_leftovers` then
-    renames. size: as of `replacing_file`.
+    renames. size: as in `replacing_file`.
     """
     path = resolved(path)  # so that "." has a name and a parent
     with temporary_folder(path, size) as new:
@@ -128,7 +128,7 @@ def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Creates a folder beside `path`, for files that are to replace it, and removes it in the end."""
+    """Creates a folder next to `path`, for files that are to replace it, and removes it in the end."""
     with writing(path.parent, size), _temporary(path, Path.mkdir) as new:
         yield new
 
@@ -188,7 +188,7 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
-    """A new file or folder beside `path`, locked while it is filled and removed in the end; `clear` first removes
+    """A new file or folder next to `path`, locked while it is filled and removed in the end; `clear` first removes
     files of killed processes."""
     resolved(path.parent).mkdir(parents=True, exist_ok=True)
     if clear:
@@ -208,8 +208,8 @@ def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -
 
 @contextmanager
 def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder while this process runs; yields whether that succeeded. To `wait` for another process is
-    for one that holds it for a moment."""
+    """Locks a file or folder while this process runs; yields whether that succeeded. `wait` is for a lock that another
+    process holds only for a moment."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -14,7 +14,7 @@ class Series:
     y: Sequence[float | int]
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
-    """Text next to each point."""
+    """Text next to each point: above those of the first series, below those of the others. For a few points."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from program import answer, call
 
 import vitlab.cost.doctor
 from vitlab.commands.info import LISTS, datasets, models, recipes, vtab
-from vitlab.data.dataset_table import DATASETS
+from vitlab.data.registry import DATASETS
 from vitlab.data.vtab.tasks import TASKS
 from vitlab.models import MODELS
 from vitlab.recipes import FINETUNE, PRETRAIN

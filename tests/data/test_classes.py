@@ -130,9 +130,7 @@ def test_the_same_image_in_two_classes_is_said(tmp_path: Path, caplog: pytest.Lo
     shutil.copy(tmp_path / "train" / "b" / "2.png", tmp_path / "train" / "b" / "5.png")  # in one class
     warn_of_contradictions(*splits)
     (message,) = caplog.messages
-    assert (
-        f": 1 times the same image has different labels, one of which is wrong: {tmp_path}/train/a/1.png =" in message
-    )
+    assert f": 1 times the same image has different labels, and one is wrong: {tmp_path}/train/a/1.png =" in message
     assert message.endswith("test/b/4.png")
 
 

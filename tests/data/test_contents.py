@@ -1,4 +1,4 @@
-"""What lies beside the images: of the system, of the program, links to nothing, files of kinds that are not read."""
+"""What lies beside the images: of the system, of the program, broken links, files of kinds that are not read."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_a_link_to_nothing_is_an_error(link: str, pets: Path) -> None:
     """A class that is a dead link would vanish."""
     (pets / link).symlink_to("/mnt/disk/away")
     (pets / "dog" / ".#0.png").symlink_to("an editor's lock")
-    with pytest.raises(UserError, match=f"1 links to nothing: .*{link} -> /mnt/disk/away; mount"):
+    with pytest.raises(UserError, match=f"1 broken links: .*{link} -> /mnt/disk/away; mount"):
         load_dataset(f"folder:{pets}", "all")
     assert str(pets / link) in images_below((pets / link).parent)  # to predict: reading it says so
 

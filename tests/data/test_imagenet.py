@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import ImageError
 from vitlab.data.imagenet import objectnet_classes
-from vitlab.data.registry import has_imagenet_classes, load_dataset, predicts_imagenet
+from vitlab.data.registry import DATASETS, has_imagenet_classes, load_dataset, predicts_imagenet
 from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 
 WNIDS = [f"n{11 * number + 1_440_764:08}" for number in range(1000)]

@@ -1,5 +1,6 @@
 """Data sets by name, splits cut from train, and the messages for names that are not there."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,20 @@ import pytest
 from image_files import pixels_of
 
 from vitlab.data import registry
-from vitlab.data.dataset_table import DATASETS
-from vitlab.data.registry import SPLITS, check_source, load_dataset, require_disjoint
+from vitlab.data.registry import DATASETS, SPLITS, check_source, load_dataset, require_disjoint
+
+
+def test_the_table_is_complete() -> None:
+    for name, info in DATASETS.items():
+        assert info.source
+        assert info.license
+        assert (":" in name) == (info.num_classes is None) == (not info.reader)
+        module, _, function = info.reader.partition(":")
+        assert not info.reader or callable(getattr(importlib.import_module(f"vitlab.data.{module}"), function))
+        assert info.splits or name in ("folder:PATH", "csv:PATH", "shards:PATH", "hub:OWNER/NAME")
+    sizes = {name: info.num_classes for name, info in DATASETS.items()}
+    assert sizes["digits"] == sizes["svhn"] == 10
+    assert (sizes["cifar100"], sizes["flowers102"], sizes["pets"], sizes["sun397"]) == (100, 102, 37, 397)
 
 
 def test_digits() -> None:

@@ -78,7 +78,7 @@ def test_copies_are_no_images_of_their_own() -> None:
     fooled, honest = (least_squares_head(copies[0][None], copies[1], 3, each) for each in (None, groups))
     assert honest.accuracy < 0.5 < fooled.accuracy
     assert honest.loss > fooled.loss
-    with pytest.raises(ValueError, match="all 80 training images are of one group"):
+    with pytest.raises(ValueError, match="all 80 training images are in one group"):
         least_squares_head(copies[0][None], copies[1], 3, np.zeros(80, np.int64))
 
 

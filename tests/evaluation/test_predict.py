@@ -16,7 +16,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, WriteError
 from vitlab.evaluation import predict as module
 from vitlab.evaluation.options import ModelOptions
-from vitlab.evaluation.predict import Prediction, predict, writing_table
+from vitlab.evaluation.predict import Prediction, predict, top_classes, writing_table
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.weights import load_metadata, load_model, save_model
@@ -294,3 +294,10 @@ def test_a_threshold_that_is_no_number(tmp_path: Path, images: list[str]) -> Non
     config.write_text(config.read_text().replace('"extra": {}', '"extra": {"reject_below": NaN}'))
     with pytest.raises(UserError, match="reject_below is nan"):
         predictions(tmp_path / "saved", images[0], reject_below="auto")
+
+
+def test_top_classes() -> None:
+    logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    (best,) = top_classes(logits, {"classes": ["a", "b", "c"]}, 2)
+    assert [name for name, _ in best] == ["b", "c"]
+    assert [probability for _, probability in best] == pytest.approx([0.5, 0.3])

@@ -121,7 +121,7 @@ def test_one_l2_holds_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_data_that_no_probe_is_fitted_to() -> None:
     train = made(40, 0)
-    with pytest.raises(UserError, match="of one class"):
+    with pytest.raises(UserError, match="have one class"):
         linear_probe(dataclasses.replace(train, labels=np.zeros(40, np.int64)), train)
     single = Features(train.x[:K], np.arange(K), np.arange(K), 0)
     with pytest.raises(UserError, match="one training image"):

@@ -104,7 +104,7 @@ def test_what_is_ambiguous_or_missing_is_refused(source: Any, message: str, phot
 
 def test_what_is_no_image_is_refused() -> None:
     """As without jaxtyping, which checks types in tests alone."""
-    with pytest.raises(UserError, match="image 0 is of the type int; give a path, bytes, a PIL image"):
+    with pytest.raises(UserError, match="image 0 has the type int; give a path, bytes, a PIL image"):
         list(inspect.unwrap(module._expand)(42, 0))
 
 

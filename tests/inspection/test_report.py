@@ -18,7 +18,6 @@ from vitlab.inspection.report import (
     make_embedding_figures,
     make_figures,
     numbers_of,
-    top_classes,
     training_page,
 )
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, get_config
@@ -188,11 +187,6 @@ def test_the_images_of_a_run_follow_it() -> None:
         parts = [markup.words.rindex(part) for part in ("Its training", words[0], "Patch filters")]
         assert parts == sorted(parts)
     assert "Unreadable" not in page_of(inspection(SMALL, 0), data=DataSection("E")).words
-
-
-def test_top_classes() -> None:
-    assert top_classes(np.array([0.2, 0.5, 0.3]), ["a", "b", "c"], 2) == [("b", 0.5), ("c", 0.3)]
-    assert "makes no predictions" in page_of(inspection(replace(SMALL, num_classes=0), 1)).words
 
 
 def test_without_images_there_are_filters_and_positions() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from vitlab.data.dataset_table import DATASETS
+from vitlab.data.registry import DATASETS
 from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, PRETRAIN
 

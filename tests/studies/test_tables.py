@@ -88,8 +88,8 @@ def test_what_a_table_refuses(tmp_path: Path) -> None:
     one = finetuned(tmp_path / "one", "cifar10", 0.9)
     for folders, message in (
         ([one, finetuned(tmp_path / "two", "cifar10", 0.8)], "second result of mine.npz on CIFAR-10"),
-        ([finetuned(tmp_path / "digits", "digits", 0.8)], "of digits; table5 has CIFAR-10, "),
-        ([vtab_run(tmp_path / "vtab", 0.7)], "of vtab; table5 has"),
+        ([finetuned(tmp_path / "digits", "digits", 0.8)], "result on digits; table5 has CIFAR-10, "),
+        ([vtab_run(tmp_path / "vtab", 0.7)], "result on vtab; table5 has"),
         ([tmp_path], "no finished run"),
         ([folder_of(tmp_path / "p", {"command": "pretrain"}, {})], "a run of `vitlab pretrain`"),
     ):

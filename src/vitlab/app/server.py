@@ -135,11 +135,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-        }.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 

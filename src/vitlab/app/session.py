@@ -13,12 +13,13 @@ from vitlab.errors import UserError
 from vitlab.evaluation.load import load_for_evaluation
 from vitlab.evaluation.multi_label import describe_thresholds, labels_set, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
+from vitlab.evaluation.predict import top_classes
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
-from vitlab.inspection.report import details_of, numbers_of, top_classes, view
+from vitlab.inspection.report import details_of, numbers_of, view
 from vitlab.train.precision import choose_device
-from vitlab.weights import Checkpoint, class_names, class_probabilities
+from vitlab.weights import Checkpoint, class_names
 from vitlab.weights.detect import find_checkpoint
 
 MAX_ASPECT = 32
@@ -121,8 +122,7 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     captured = capture(model, [images], keep=1)
     caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
     classes = class_names(checkpoint.metadata, model.config.num_classes)
-    (probabilities,) = class_probabilities(torch.from_numpy(captured.logits), checkpoint.metadata).numpy()
-    predictions = top_classes(probabilities, classes, TOP)
+    (predictions,) = top_classes(torch.from_numpy(captured.logits), checkpoint.metadata, TOP)
     labels = labels_set(captured.logits, classes, checkpoint.metadata)
     thresholds = labels and describe_thresholds(stored_thresholds(checkpoint.metadata, len(classes)))
     return render(

@@ -91,7 +91,7 @@ def _row(flag: Flag, every: bool) -> str:
 
 
 def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
-    """The arguments of a command, but for the settings of its `config`. Those of a dataclass in it have its name as
+    """The arguments of a command, except the settings of its `config`. Those of a dataclass in it have its name as
     prefix, unless that is empty."""
     hints, texts = typing.get_type_hints(kind, include_extras=True), field_texts(kind)
     for field in dataclasses.fields(kind):

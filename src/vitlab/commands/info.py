@@ -107,7 +107,7 @@ def datasets(pattern: str = "*") -> list[Row]:
 
     `held out` are the fractions of train that stand in for the splits that the source lacks.
     """
-    from vitlab.data.dataset_table import DATASETS
+    from vitlab.data.registry import DATASETS
 
     rows = []
     for name, info in _matching(DATASETS, pattern):

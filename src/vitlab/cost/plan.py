@@ -92,7 +92,7 @@ def estimate(
         "mfu_source": source,
         "hours": seconds / 3600,
         "device_hours": count * seconds / 3600,
-        "tpuv3_core_days": core_days(exa) | {"printed": _printed_core_days(model_name, exa)},
+        "tpuv3_core_days": core_days(exa, model_name),
         "images_per_s": images_per_s,
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
@@ -123,24 +123,18 @@ def _examples(config: TrainConfig, count: int | None) -> int | None:
         raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
 
 
-def core_days(exa: float) -> dict[str, float]:
+def core_days(exa: float, model_name: str | None = None) -> dict[str, float | None]:
     """TPUv3-core-days of this many exaFLOPs, at the mean rate of a core in the three runs of Table 2.
 
-    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
+    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core. `printed`
+    is what Table 2 prints for this run; None for any other.
     """
-    runs = [recipe(model) for recipe, model, _ in TABLE2]
-    work = sum(exaflops(config, IMAGES[config.data.name]) for config in runs)
-    tflops = work * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
-    return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
-
-
-def _printed_core_days(model_name: str | None, exa: float) -> int | None:
-    """What Table 2 prints for this run; None where it is none of that table."""
-    for recipe, model, days in TABLE2:
-        config = recipe(model)
-        if model == model_name and math.isclose(exa, exaflops(config, IMAGES[config.data.name]), rel_tol=1e-3):
-            return days
-    return None
+    configs = [recipe(model) for recipe, model, _ in TABLE2]
+    work = [exaflops(config, IMAGES[config.data.name]) for config in configs]
+    tflops = sum(work) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
+    rows = zip(TABLE2, work, strict=True)
+    printed = (days for (_, model, days), run in rows if model == model_name and math.isclose(exa, run, rel_tol=1e-3))
+    return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops, "printed": next(printed, None)}
 
 
 def _parse_mfu(mfu: str | None, precision: str) -> float:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import re
-import stat
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,7 +46,7 @@ def canonical(name: str) -> str:
 def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
     """The images of these classes, which are renumbered in the order given; an image stays if it has any of them.
 
-    A number is an index, but a name where names of classes are numbers. Raises UserError.
+    A number is an index, unless names of classes are numbers: then it is a name. Raises UserError.
     """
     given = tuple(classes)
     known: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
@@ -76,7 +75,7 @@ def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
 
 
 def require_two_classes(train: Dataset) -> None:
-    """Raises UserError if all training images are of one class, and have no other labels to be learned."""
+    """Raises UserError if all training images have one class and there are no other labels to learn."""
     present = np.unique(train.labels)
     if not train.multi_label and len(present) < 2:
         raise UserError(
@@ -87,8 +86,8 @@ def require_two_classes(train: Dataset) -> None:
 
 
 def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Sequence[Any]], *, train: bool) -> None:
-    """Raises UserError if `rest` has no image of a class, as all that `dataset` had are among `failures` (index, path,
-    reason); if it is not for training, it is logged."""
+    """Raises UserError if all images of a class in `dataset` are among `failures` (index, path, reason), so that `rest`
+    has none; without `train` it is logged."""
     lost = np.setdiff1d(dataset.all_labels.values, rest.all_labels.values)
     if not len(lost):
         return
@@ -110,8 +109,12 @@ def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
         require_classes_left(dataset, dataset.take(read), failures, train=False)
 
 
-def warn_of_similar_names(dataset: Dataset) -> None:
-    """Logs classes whose names differ in upper and lower case and in spaces alone."""
+def warn_of_classes(dataset: Dataset) -> None:
+    """Logs classes with fewer than two images, and classes whose names differ only in case and spaces."""
+    counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
+    if len(small := np.flatnonzero(counts < 2)):
+        named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
+        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")
     alike = collections.defaultdict[str, list[str]](list)
     for name in dataset.classes:
         alike["".join(name.replace("_", " ").split()).casefold()].append(name)
@@ -121,39 +124,28 @@ def warn_of_similar_names(dataset: Dataset) -> None:
 
 
 def warn_of_contradictions(*datasets: Dataset) -> None:
-    """Logs files with the same bytes and different labels. Compares whole files only where sizes and ends agree, and no
-    images in shards or memory."""
+    """Logs files with the same bytes and different labels. Whole files are compared only if sizes and ends agree;
+    images in shards or memory are not compared."""
     labels: dict[str, bytes] = {}
     for dataset in datasets:
         if not isinstance(dataset.entries, Entries):
             files = [entry.file if entry.size == -1 else "" for entry in dataset.entries]
             labels |= {file: np.sort(dataset.all_labels.of_image(i)).tobytes() for i, file in enumerate(files) if file}
     groups = [list(labels)]
-    for fingerprint in (_size, _end, _digest):
+    for fingerprint in (os.path.getsize, _end, lambda file: sha256(Path(file))):
         alike = collections.defaultdict[object, list[str]](list)
         for number, files in enumerate(groups):
             for file in files:
-                with contextlib.suppress(OSError):  # it is missing: reading it says so
+                with contextlib.suppress(OSError, UserError):  # reading the image raises
                     alike[number, fingerprint(file)].append(file)
         groups = [files for files in alike.values() if len({labels[file] for file in files}) > 1]
     pairs = [f"{a} = {next(b for b in others if labels[b] != labels[a])}" for a, *others in groups]
     if pairs:
-        text = "%s: %d times the same image has different labels, one of which is wrong: %s"
+        text = "%s: %d times the same image has different labels, and one is wrong: %s"
         logger.warning(text, quoted(datasets[0].name), len(pairs), first_ten(pairs))
-
-
-def _size(file: str) -> int:
-    status = os.stat(file)  # noqa: PTH116  (a Path for every image is slow)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{file} is not a regular file")
-    return status.st_size
 
 
 def _end(file: str) -> bytes:
     with open_regular(file) as opened:
         opened.seek(max(0, os.fstat(opened.fileno()).st_size - HASHED_END))
         return opened.read()
-
-
-def _digest(file: str) -> str:
-    return sha256(Path(file))

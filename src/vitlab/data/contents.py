@@ -1,7 +1,7 @@
-"""What lies in a folder: its images, files that are not read, links to nothing, and what does not belong to the data.
+"""What is in a folder: images, broken links and other files.
 
-Foreign are hidden files and folders, system files (`SYSTEM`), and folders that this package has written, known by
-what they hold (`OUTPUTS`): a run may lie among the class folders.
+Skipped are hidden files and folders, system files (`SYSTEM`), and outputs of this package (`OUTPUTS`): a run may be
+among the class folders.
 """
 
 import collections
@@ -56,7 +56,7 @@ _NO_SUFFIX = "without a suffix"
 
 @dataclasses.dataclass
 class Contents:
-    """Paths of images and of links to nothing, sorted; other files by kind: their suffix, or "hidden"."""
+    """Sorted paths of images and of broken links; counts of other files by kind: their suffix, or "hidden"."""
 
     images: list[str]
     dead: list[str]
@@ -65,23 +65,23 @@ class Contents:
 
 def contents_of(folder: Path) -> Contents:
     """What is in `folder` and below it. Links are followed, each folder is read once. Raises UserError."""
-    found = Contents([], [], collections.Counter())
+    contents = Contents([], [], collections.Counter())
     for kind, path in _walk(str(folder), set()):
         if kind == "image":
-            found.images.append(path)
+            contents.images.append(path)
         elif kind == "link":
-            found.dead.append(path)
+            contents.dead.append(path)
         else:
-            found.others[kind] += 1
-    found.images.sort()
-    return found
+            contents.others[kind] += 1
+    contents.images.sort()
+    return contents
 
 
 def images_below(folder: Path) -> list[str]:
-    """All images in `folder` and below it, sorted by path, with the links to nothing: reading one says so."""
+    """All images in `folder` and below it, sorted by path, with broken links, which raise when they are read."""
     look_again()
-    found = contents_of(folder)
-    return sorted(found.images + found.dead)
+    contents = contents_of(folder)
+    return sorted(contents.images + contents.dead)
 
 
 def has_images(folder: Path, below: bool = True) -> bool:
@@ -134,13 +134,13 @@ def _suffix(name: str) -> str:
 
 @functools.cache  # until a data set is opened: every class folder is asked for several times
 def _is_output(folder: str, top: bool = True) -> bool:
-    """Whether `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; said once."""
+    """Whether `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; logged once."""
     names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
-    found = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
-    if found and top:
+    evidence = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
+    if evidence and top:
         shown = quoted(folder.removeprefix("./"))
-        warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {found})")
-    return found != ""
+        warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {evidence})")
+    return evidence != ""
 
 
 def look_again() -> None:
@@ -153,17 +153,17 @@ def _has(folder: str, name: str) -> bool:
 
 
 def _holds_outputs(folder: str) -> bool:
-    found = False
+    has_outputs = False
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False) and not _hidden(entry.name):
             if not _is_output(entry.path, top=False):
                 return False
-            found = True
+            has_outputs = True
         elif _suffix(entry.name) in IMAGE_SUFFIXES or entry.is_symlink():
             return False
         else:
-            found |= entry.name == ".lock" or _suffix(entry.name) in EXPORTS or _holds_features(entry.path)
-    return found
+            has_outputs |= entry.name == ".lock" or _suffix(entry.name) in EXPORTS or _holds_features(entry.path)
+    return has_outputs
 
 
 def _holds_features(path: str) -> bool:
@@ -175,8 +175,8 @@ def _holds_features(path: str) -> bool:
 
 
 def subfolders(path: Path) -> list[str]:
-    """The sorted names of the folders in `path` that are not foreign. Raises UserError if there is no such folder, and
-    for links to nothing, which may have been folders."""
+    """The sorted names of the folders in `path` that are not skipped. Raises UserError for a missing folder, and for
+    broken links, which may have been folders."""
     if not path.is_dir():
         raise UserError(f"there is no folder {quoted(str(path))}")
     visible = [entry for entry in _entries(str(path)) if not _hidden(entry.name)]
@@ -185,11 +185,11 @@ def subfolders(path: Path) -> list[str]:
 
 
 def require_no_dead_links(path: Path, dead: list[str]) -> None:
-    """Raises UserError for links to nothing below `path`."""
+    """Raises UserError for broken links below `path`."""
     if dead:
         links = first_ten([f"{link} -> {os.readlink(link)}" for link in sorted(dead)])  # noqa: PTH115
         raise UserError(
-            f"{quoted(str(path))} has {len(dead)} links to nothing: {links}; mount or restore what they name, or "
+            f"{quoted(str(path))} has {len(dead)} broken links: {links}; mount or restore what they name, or "
             f"remove them"
         )
 

@@ -114,7 +114,7 @@ class Entries(ABC):
 
     @abstractmethod
     def join(self, other: "Entries") -> "Entries":
-        """These, then `other`'s, which are of the same kind."""
+        """These, then `other`'s, which must have the same type."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> Entry:
@@ -140,7 +140,7 @@ class Dataset:
     failures: the images of `pixels` that could not be read; `image` raises them. label_sets: all labels of each image,
     if some have several or none; `labels` is then the first of each (0 without one), and a prediction is right if it is
     any of them.
-    alternatives: whether several labels are alternatives, any of which is right, as in ImageNet-ReaL and ObjectNet.
+    alternatives: whether any of an image's labels is right, as in ImageNet-ReaL and ObjectNet.
     left_out: images of the source that are not here because none of their labels is among the classes. folder: where
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
     missing here. levels: the values in the files that are black and white, as for `decode_image`. groups: a text for
@@ -178,7 +178,7 @@ class Dataset:
         return self.label_sets is not None and not self.alternatives
 
     def path(self, index: int) -> str:
-        """What to call image `index` in messages."""
+        """The name of image `index` in messages."""
         return self.entries[index].path if self.entries else f"{self.name}/{self.split}[{index}]"
 
     def image(self, index: int) -> np.ndarray:
@@ -280,7 +280,7 @@ def digest_images(start: str, dataset: Dataset) -> str:
                 stat = os.stat(entry.file)  # noqa: PTH116  (a Path for every one of a million files is slow)
                 state = f"{os.path.abspath(entry.file)}\0{stat.st_size}\0{stat.st_mtime_ns}"  # noqa: PTH100
             except OSError:
-                state = f"{entry.file}\0missing"  # reading it says what is wrong with it
+                state = f"{entry.file}\0missing"  # reading it raises
             states[entry.file] = state.encode(errors="surrogateescape")
         digest.update(states[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

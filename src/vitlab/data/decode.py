@@ -145,14 +145,14 @@ def is_deep(image: Image.Image) -> bool:
 
 
 def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
-    """uint8 pixels with black and white at `levels`. Raises `ImageError` where these are of more bits."""
+    """uint8 pixels with black and white at `levels`. Raises `ImageError` if these exceed 8 bits."""
     if levels is None:
         return pixels
     low, high = levels
     if high > 255:
         raise ImageError(
             path,
-            f"its values end at 255 (color of 16 bits is read as 8), and data.range {low} {high} is of 16-bit gray",
+            f"its values end at 255 (color of 16 bits is read as 8), and data.range {low} {high} is for 16-bit gray",
         )
     return scale(np.arange(256), low, high)[pixels]
 
@@ -274,7 +274,7 @@ class Entry(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What to call the image."""
+        """The name of the image in messages."""
         return f"{self.file}/{self.member}" if self.member else self.file
 
     def data(self) -> bytes:

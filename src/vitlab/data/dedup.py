@@ -1,8 +1,9 @@
 """Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
-Similar are images that were resized, recompressed, brightened, made gray, cropped by up to about 8 % of a side, and all
-of these mirrored; not those that were rotated or cropped by more. Thumbnails are compared: a hash proposes pairs
-(`candidates`, `correlated`), which is cheap; the distance aligns the two images (`distances`).
+Similar images differ by size, compression, brightness, color, a crop by up to about 8 % of a side, or mirroring.
+Rotated images and larger crops are not found. Thumbnails are compared: a hash proposes pairs (`candidates`,
+`correlated`), which is cheap; the distance aligns the two images (`distances`). Without the alignment most crops by 4 %
+and more are missed (docs/reproduce.md).
 """
 
 from collections.abc import Iterator
@@ -74,8 +75,7 @@ def find_duplicates(
 ) -> Duplicates:
     """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    Raises UserError if a shard has more than `max_candidates` pairs of similar
-    hashes, each of which takes about 0.1 ms.
+    Raises UserError if a shard has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms.
     """
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
     parts = list(_read_thumbnails(test, "test", test_omitted))

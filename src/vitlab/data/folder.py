@@ -1,4 +1,4 @@
-"""Image folders: which of their folders are splits, which are classes, and the images below."""
+"""Image folders: which folders are splits and classes, and the images in them."""
 
 import collections
 import dataclasses
@@ -32,8 +32,9 @@ SPLIT_FOLDERS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-_SPLITS = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
-_SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(_SPLITS)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
+SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
+"""Name of a folder -> its split."""
+_SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(SPLIT_OF)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
 """`test`, `test_set`, `val2017`, and with a name before it `seg_test`."""
 _WRAPPERS = ("data", "dataset", "datasets", "images", "image", "imgs", "img", "photos", "pictures")
 """Folders of class folders, which are not classes themselves."""
@@ -54,7 +55,11 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     roots = [splits["train"]] if "train" in splits else list(splits.values()) or [home]
     classes = natural_order({canonical(folder): folder for root in roots for folder in subfolders(root)}.values())
     if not classes:
-        raise _no_class_folders(roots[0])
+        shown = quoted(str(roots[0]))
+        raise UserError(
+            f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and "
+            f"label, or a table as csv:PATH. Images without labels are for `vitlab predict`"
+        )
     known = set(map(canonical, classes))
     splits = {
         split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
@@ -63,28 +68,20 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     for root in roots:
         _check_levels(root, subfolders(root))
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
-    shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
+    names = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
     splits = splits or {"train": home}
 
     def read(split: str) -> Dataset:
         dataset = read_class_folders(splits[split], name, split, classes)
-        return dataclasses.replace(dataset, classes=shown, folder=str(path))
+        return dataclasses.replace(dataset, classes=names, folder=str(path))
 
     return list(splits), read
-
-
-def _no_class_folders(root: Path) -> UserError:
-    shown = quoted(str(root))
-    return UserError(
-        f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and label, or "
-        f"a table as csv:PATH. Images without labels are for `vitlab predict`"
-    )
 
 
 def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
     """`path`, or the folder in it, or deeper, that holds several folders of images, or that `stop` accepts.
 
-    All on the way hold one folder and no image. Beside one called like `_WRAPPERS` may be others without images.
+    Every folder on the way holds one folder and no images; one named as in `_WRAPPERS` may have others beside it.
     """
     inner = path
     while not stop(inner):
@@ -111,13 +108,14 @@ def _split_folders(path: Path) -> dict[str, Path]:
     groups = collections.defaultdict[str, dict[str, list[Path]]](dict)
     for folder in present:
         if match := _SPLIT_NAME.fullmatch(folder.lower()):
-            groups[match[1] or ""].setdefault(_SPLITS[match[2]], []).append(path / folder)
+            groups[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
     named = groups[""] or next((group for group in groups.values() if len(group) > 1), {})
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
     has_splits = len(named) > 1 and any(map(subfolders, folders))
     alike = len(named) == 1 and len(folders) > 1
-    if alike or not (has_splits or (folders and not others) or any(map(_holds_classes, folders))):
+    hold_classes = (subfolders(folder) and not has_images(folder, below=False) for folder in folders)
+    if alike or not (has_splits or (folders and not others) or any(hold_classes)):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
@@ -131,18 +129,13 @@ def _split_folders(path: Path) -> dict[str, Path]:
     return {split: named[split][0] for split in SPLIT_FOLDERS if split in named}
 
 
-def _holds_classes(path: Path) -> bool:
-    """Whether there are folders in it, and no images at the same level."""
-    return bool(subfolders(path)) and not has_images(path, below=False)
-
-
 def _check_levels(root: Path, classes: Sequence[str]) -> None:
     """Logs that folders in class folders are merged. Raises UserError where these are the classes, or the splits."""
     indirect = [folder for folder in classes if not has_images(root / folder, below=False)]
     nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
     direct = set(map(canonical, classes)).difference(map(canonical, nested))
     for folder, inner in nested.items():
-        if len({_SPLITS[name.lower()] for name in inner if name.lower() in _SPLITS}) > 1:
+        if len({SPLIT_OF[name.lower()] for name in inner if name.lower() in SPLIT_OF}) > 1:
             reason = f"{folder} holds splits ({first_ten(inner)})"
         elif len(direct.intersection(map(canonical, inner))) > max(1, len(inner) / 2):
             reason = f"the folders in {folder} are called like the classes beside it"
@@ -182,13 +175,13 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
         text = "%s has no folder for %d of the %d classes: %s"
         logger.warning(text, shown, len(missing), len(classes), first_ten(list(map(repr, missing))))
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
-    contents = {key: contents_of(path / folder) for key, folder in present.items()}
-    require_no_dead_links(path, [link for found in contents.values() for link in found.dead])
-    for key, found in contents.items():
-        if not found.images:
-            raise no_images(path / present[key], found.others)
-        ignored += found.others
+    by_class = {key: contents_of(path / folder) for key, folder in present.items()}
+    require_no_dead_links(path, [link for contents in by_class.values() for link in contents.dead])
+    for key, contents in by_class.items():
+        if not contents.images:
+            raise no_images(path / present[key], contents.others)
+        ignored += contents.others
     report_ignored(path, ignored)
-    images = [contents[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
+    images = [by_class[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
     entries = [Entry(image) for same in images for image in same]
     return Dataset(name, split, classes, np.repeat(np.arange(len(classes)), list(map(len, images))), entries=entries)

@@ -46,8 +46,8 @@ def names_and_labels(dataset: Dataset) -> str:
 
 
 def same_place(data: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """Settings of a data set with one spelling of its place on this machine: no place at all where its images are
-    `identified` by `identify`."""
+    """The settings of a data set with an absolute path, or without a path if its images are `identified` by
+    `identify`."""
     (kind, _, path), root = str(data["name"]).partition(":"), Path(data.get("root") or "").expanduser()
     if kind not in ("folder", "csv", "shards") or "://" in path or path.startswith("hub:"):
         return {**data, "root": None if identified else os.path.realpath(root)}

@@ -14,9 +14,9 @@ from typing import Any
 
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Entry
 from vitlab.data.folder import read_class_folders
+from vitlab.data.registry import DATASETS
 from vitlab.errors import UserError
 from vitlab.io import read_json
 
@@ -71,7 +71,7 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
 
 
 def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
-    """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
+    """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; val is the test split, because it has the labels.
 
     CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: classes of val may be
     missing; `LOC_synset_mapping.txt` or train/ then gives the 1,000.

@@ -1,4 +1,4 @@
-"""Black and white of images of more than 8 bits: which values a data set uses, and a warning where these are few."""
+"""Black and white levels of images with over 8 bits: the range that a data set uses, and a warning if it is narrow."""
 
 import dataclasses
 import io
@@ -31,10 +31,11 @@ def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
 
 
 def measure_range(dataset: Dataset) -> Levels:
-    """The lowest and the highest value in the files of a data set, but for TAIL of the pixels of each image.
+    """The lowest and the highest value in the files of a data set, without TAIL percent of each image's pixels at
+    either end.
 
-    For color and for 8 bits: of the decoded channels. Raises UserError for images that are not in files, and where
-    none can be read.
+    Color and 8 bits are measured after decoding. Raises UserError for images that are not in files, and if none can
+    be read.
     """
     if not dataset.entries or not dataset.entries[0].size:
         raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
@@ -50,8 +51,8 @@ def warn_of_narrow_range(dataset: Dataset) -> None:
     ranges = _deep_ranges(dataset)
     if ranges and (width := (high := max(r[1] for r in ranges)) - (low := min(r[0] for r in ranges))) <= NARROW * 65535:
         logger.warning(
-            "%s: its 16-bit images have values of %d to %d only, of which %d are told apart after the conversion to 8 "
-            "bits: give --data.range %d %d, or --data.range auto",
+            "%s: its 16-bit images only have values from %d to %d, of these %d differ after the conversion to 8 bits: "
+            "give --data.range %d %d, or --data.range auto",
             *(quoted(dataset.name), low, high, round(width / 257) + 1, low, max(high, low + 1)),
         )
 

@@ -3,7 +3,7 @@
 import struct
 
 MAX_PIXELS = 89_478_485
-"""256 MiB of RGB, as by Pillow."""
+"""256 MiB of RGB, Pillow's limit."""
 MAX_SIDE = 2**16
 """Pixels: a JPEG's largest. A row takes memory of its own, so that a strip takes far more than its pixels."""
 DENSE_PIXELS, PIXELS_PER_BYTE = 2**24, 10_000
@@ -74,7 +74,7 @@ def overlapping_tags(block: bytes) -> bool:
         (at,) = start.unpack_from(block)
         (number,) = count.unpack_from(block, at)
     except struct.error:
-        return False  # Pillow says what is wrong with it
+        return False  # Pillow raises for it
     number = min(number, (len(block) - at - count.size) // entry.size)
     claimed = 0
     for i in range(number):

@@ -45,8 +45,8 @@ def available_cores() -> int:
 
 
 def num_workers(requested: int | None, device: torch.device) -> int:
-    """Worker processes of each rank: as `requested`, else its share of the cores beside a GPU, at most MAX_WORKERS, and
-    none on a CPU, which computes with its cores. None, too, with a warning, where they cannot pass images."""
+    """Worker processes of each rank. By default none on a CPU, whose cores compute; on a GPU the rank's share of the
+    cores, at most MAX_WORKERS, or none, with a warning, if there is little shared memory."""
     if requested is not None or device.type == "cpu":
         return requested or 0
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < MIN_SHARED_MEMORY:

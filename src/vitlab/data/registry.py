@@ -1,27 +1,26 @@
-"""The data sets by name: `load_dataset` reads one of `DATASETS`, or the user's.
-
-A reader is imported when a set needs it.
-"""
+"""The data sets by name, `DATASETS`, from `datasets.toml`; `load_dataset` reads one of them, or the user's."""
 
 import dataclasses
 import functools
 import importlib
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import keep_classes, warn_of_similar_names
+from vitlab.data.classes import keep_classes, warn_of_classes
 from vitlab.data.dataset import Dataset, SplitReader, join
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
 from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.data.vtab.sources import SOURCES
+from vitlab.errors import UserError, quoted
 from vitlab.settings import nearest
 
 SPLITS = ("train", "val", "test", "trainval", "all")
@@ -34,6 +33,48 @@ _CONTENT = {
 }
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets whose test images may be missing (`partial`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """A row of `DATASETS`.
+
+    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
+    kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
+    splits: numbers of images. held_out: splits missing from the source, with the fraction of train held out for them.
+    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
+    """
+
+    source: str
+    license: str
+    reader: str = ""
+    num_classes: int | None = None
+    image_size: tuple[int, int] | None = None
+    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    eval_resize: tuple[int, int] | None = None
+
+
+def _read_table() -> dict[str, DatasetInfo]:
+    """`datasets.toml`; rows without a source are filled from `vtab/sources.toml`."""
+    rows = tomllib.loads((Path(__file__).parent / "datasets.toml").read_text())
+    for name, row in rows.items():
+        if "source" not in row:
+            source = SOURCES[name]
+            access = "download, or" if source.access == "automatic" else "by hand:"
+            row |= {
+                "reader": "vtab.tasks:published_splits",
+                "source": f"{source.page}; {access} a folder as published",
+                "license": source.license,
+                "num_classes": source.classes,
+                "splits": {split.removesuffix("idation"): count for split, count in source.sizes.items()},
+            }
+        row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return {name: DatasetInfo(**row) for name, row in rows.items()}
+
+
+DATASETS = _read_table()
+"""The data sets that have a name; a reader is imported when a set needs it."""
 
 
 def load_dataset(
@@ -63,17 +104,20 @@ def load_dataset(
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
     classes: the names or numbers of the classes to keep, as `keep_classes` does.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
-    exclude: a list of images to leave out, as `vitlab duplicates` writes it.
     subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split (see
     `stratified_subset`). A smaller subset is contained in every larger one; `classes` and `exclude` only remove images.
-    whole_train: no val split is held out from "train" of the user's data set where it has none.
+    exclude: a list of images to leave out (`vitlab duplicates`). whole_train: hold out no val from the user's "train".
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
-    read: how a table and groups are read. multi_label: an image of a table may have several labels or none, as the
-    model or its loss says, also where each of this table has one.
+    read: how a table and groups are read. multi_label: images of a table may have several labels or none, as the model
+    or its loss says.
     """
     _check_request(name, split, on_error, partial)
     if name.startswith("vtab:"):
-        dataset = _load_vtab_task(name, split, root, download, read)
+        from vitlab.data.vtab.tasks import load_task
+
+        if read.read_settings:
+            raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
+        dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
         splits = _open(name, root, download, partial, read, multi_label)
         dataset = _choose_split(name, splits, split, seed, whole_train)
@@ -87,18 +131,25 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = functools.partial(
-            load_dataset, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label
-        )
-        dataset = leave_out(dataset, exclude, lambda: whole(name, "all" if _is_custom(name) else "trainval"))
+        how: dict[str, Any] = {"root": root, "on_error": "skip", "seed": seed, "read": read, "multi_label": multi_label}
+        whole = "all" if _is_custom(name) else "trainval"
+        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, **how))
     if _is_custom(name):
-        _warn_of_small_classes(dataset)
-        warn_of_similar_names(dataset)
+        warn_of_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
 
 
+def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+    if on_error not in ("raise", "skip"):
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
+
+
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
-    """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
+    """Raises UserError for an unknown data set and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
     if kind in _CONTENT and path:
         source, form = _resolve(path, root), "file" if kind == "csv" else "folder"
@@ -236,27 +287,8 @@ def _open_source(
     return read(name, folder, download, **({"partial": True} if partial else {}))
 
 
-def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in PARTIAL:
-        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-
-
-def _load_vtab_task(
-    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, read: ReadConfig
-) -> Dataset:
-    from vitlab.data.vtab.tasks import load_task
-
-    if read.read_settings:
-        raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
-    return load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
-
-
 def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """The requested split; of the user's data set val is used as a missing test, and `whole_train` is as there."""
+    """The requested split. In the user's data set val replaces a missing test; `whole_train`: see `load_dataset`."""
     if not _is_custom(name):
         return _cut_split(name, splits, split, DATASETS[name].held_out, seed)
     present, held_out = splits[0], DATASETS["folder:PATH"].held_out
@@ -306,10 +338,3 @@ def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
     if warn:
         warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
     return True
-
-
-def _warn_of_small_classes(dataset: Dataset) -> None:
-    counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
-    if len(small := np.flatnonzero(counts < 2)):
-        named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
-        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")

@@ -119,8 +119,8 @@ class RemoteEntries(ShardEntries):
         return window_order(self.locations.shard[self.rows], WINDOW, seed, epoch)
 
     def read_ahead(self, batches: Iterator[BatchIndices]) -> Iterator[BatchIndices]:
-        """Each batch once its shards are cached, while the next batches' shards are downloaded: of as many batches as
-        a shard has images for. So this process waits for the server, and not a DataLoader worker."""
+        """Yields each batch once its shards are cached. Meanwhile the shards of the next batches are downloaded, for as
+        many batches as a shard has images: this process waits for the server, and DataLoader workers do not."""
         names, shard = self.locations.shards, self.locations.shard
         mean = len(self.rows) / len(np.unique(shard[self.rows]))
         downloads: dict[str, Future[Path]] = {}
@@ -167,7 +167,7 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
     data = read_url(f"{base}/{INDEX}", JSON_BYTES, required=False)
     if data is None:
         raise UserError(
-            f"there is no {INDEX} at {base}: check the address, which must be of a data set that `vitlab shard` wrote. "
+            f"there is no {INDEX} at {base}: give the address of a data set that `vitlab shard` wrote. "
             f"Other data sets of the hub are hub:OWNER/NAME"
         )
     index = parse_index(data, f"{base}/{INDEX}")
@@ -194,10 +194,10 @@ def _pin(base: str) -> str:
     def resolve(filesystem: Any, path: str) -> str:
         from huggingface_hub import HfApi
 
-        found = filesystem.resolve_path(path)
+        resolved = filesystem.resolve_path(path)
         info = HfApi(endpoint=filesystem.endpoint).repo_info(
-            found.repo_id, revision=found.revision, repo_type=found.repo_type
+            resolved.repo_id, revision=resolved.revision, repo_type=resolved.repo_type
         )
-        return f"{found.repo_type}s/{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
+        return f"{resolved.repo_type}s/{resolved.repo_id}@{info.sha}/{resolved.path_in_repo}".rstrip("/")
 
     return f"hf://{retry(base, resolve)}" if base.startswith("hf://") else base

@@ -100,8 +100,8 @@ def _split_groups(
 def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     """A fraction of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
 
-    A subset is contained in every larger one of the same seed. Of several labels of an image the first counts. Of
-    "trainval" it is a fraction of train and of the user's val. Groups are not kept whole: no test is drawn from them.
+    A subset is contained in every larger one of the same seed. An image with several labels counts by its first.
+    "trainval" gives a fraction of train and of the user's val. Groups are not kept whole: no test is drawn from them.
     Deviation: the paper's subsets of JFT are not stratified.
     """
     if not 0 < fraction <= 1:
@@ -124,8 +124,8 @@ def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | N
 def group_by(dataset: Dataset, pattern: str) -> Dataset:
     """The data set with the `groups` that a regular expression finds in the paths of its images.
 
-    The group is what the first capture group matches, or where it matches nothing, or there is none, the whole match.
-    Paths are those below the data set's folder. Raises UserError if the expression is not found in all of them.
+    The group is the text of the first capture group, or the whole match if there is none or it is empty. Paths are
+    relative to the data set's folder. Raises UserError if the expression is not found in all of them.
     """
     dataset = with_image_names(dataset)
     prefix, groups, unmatched = f"{dataset.folder}/" if dataset.folder else "", [], []

@@ -14,13 +14,12 @@ from vitlab.data.classes import canonical, natural_order
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
-from vitlab.data.folder import SPLIT_FOLDERS
+from vitlab.data.folder import SPLIT_FOLDERS, SPLIT_OF
 from vitlab.data.splits import warn_once
-from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns, list_in, read_table
+from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns, list_in, lowered, read_table
 from vitlab.errors import UserError, first_ten, quoted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_SPLITS = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
 _VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
 _NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # in no path; half a character cannot be written
 
@@ -59,7 +58,9 @@ def metadata_splits(
     """
     roots = [("", path)]
     if not _labeled(path):
-        roots = [(_SPLITS[name.lower()], path / name) for name in subfolders(path) if name.lower() in _SPLITS] or roots
+        roots = [
+            (SPLIT_OF[name.lower()], path / name) for name in subfolders(path) if name.lower() in SPLIT_OF
+        ] or roots
     roots = [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
     tables = {root: table for _, root in roots if (table := _labeled(root))}
     if not tables:
@@ -69,7 +70,7 @@ def metadata_splits(
     rows = [row for split, root in roots for row in _read_rows(tables[root], split, read)]
     listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
     for root in tables:
-        classes = [folder for folder in subfolders(root) if folder.lower() not in _SPLITS]
+        classes = [folder for folder in subfolders(root) if folder.lower() not in SPLIT_OF]
         if len(classes) > 1:
             file = quoted(str(tables[root]))
             warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
@@ -164,14 +165,14 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     names, records = read_table(path)
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
-    values = {_lower(record.get(columns.split)) for _, record in records if record} if columns.split else set()
+    values = {lowered(record.get(columns.split)) for _, record in records if record} if columns.split else set()
     splits = _splits_by_value(columns.split, values, read.test_fold, where)
     rows, invalid = [], []
     for line, record in records:
         file = record.get(columns.file)
         file = str(file) if isinstance(file, int) else file
         labels = columns.labels_of(record, read.label_separator or "|")
-        named = _lower(record.get(columns.split))
+        named = lowered(record.get(columns.split))
         if not record:
             invalid.append(f"line {line} has not {len(names)} fields")
         elif not isinstance(file, str) or not file:
@@ -192,7 +193,7 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     _check_labels(rows, columns, records, read, where)
     rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
     if not columns.split and not split:
-        rows = [row._replace(split=_SPLITS.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
+        rows = [row._replace(split=SPLIT_OF.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
     rows = [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
     outside = [row.file for row in rows if not row.split]
     if 0 < len(outside) < len(rows):
@@ -203,16 +204,12 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     return [row._replace(split="train") for row in rows] if outside else rows
 
 
-def _lower(cell: Any) -> str:
-    return str("" if cell is None else cell).strip().lower()
-
-
 def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> dict[str, str]:
     """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
-    if column.lower() != "fold" or all(value in _SPLITS for value in values):
+    if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
         if test_fold is not None:
             raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
-        return _VALID if column.lower() == "is_valid" else _SPLITS
+        return _VALID if column.lower() == "is_valid" else SPLIT_OF
     folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
     test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
     present = ", ".join(map(str, sorted(set(folds.values()))))
@@ -230,7 +227,7 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
         warn_once(f"{where}: the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}")
     if columns.one_hot and (empty := [column for column in columns.labels if column not in labels]):
-        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}, which are no classes here")
+        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}; these are not classes")
     if columns.group:
         count = len({row.group for row in rows})
         warn_once(f"{where}: images of the same {columns.group} ({count:,}) stay together where a split is drawn")
@@ -257,7 +254,7 @@ def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: Rea
 
 
 def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, where the labels `0.0` and `1.0`, as of a column of numbers with a gap, are `0` and `1`."""
+    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`."""
     labels = {label for row in rows for label in row.labels}
     numbers = {label: label.partition(".")[0] for label in labels if re.fullmatch(r"[-+]?\d+(\.0*)?", label)}
     if len(numbers) < len(labels) or not (points := sorted(label for label in labels if "." in label)):
@@ -289,18 +286,18 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
         for start in range(len(parts)):
             below["/".join(parts[start:])].add(file)
             below["/".join((*parts[start:-1], Path(file).name))].add(file)
-    found, ambiguous = [], []
+    located, ambiguous = [], []
     for row in rows:
         wanted = row.file.replace("\\", "/").removeprefix("./")
         tail = Path(wanted).name if wanted.startswith("/") or ":" in wanted else wanted
         fits = sorted(below.get(tail, ()))
         ambiguous += [f"{row.file} ({' and '.join(fits[:3])})"] if len(fits) > 1 else []
-        found.append(row._replace(file=fits[0]) if len(fits) == 1 else row)
+        located.append(row._replace(file=fits[0]) if len(fits) == 1 else row)
     if ambiguous:
         raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
-    if moved := [f"{row.file} is {new.file}" for row, new in zip(rows, found, strict=True) if row.file != new.file]:
+    if moved := [f"{row.file} is {new.file}" for row, new in zip(rows, located, strict=True) if row.file != new.file]:
         warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
-    return found
+    return located
 
 
 def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:

@@ -47,7 +47,7 @@ class Columns(NamedTuple):
     def labels_of(self, record: dict[str, Any], separator: str) -> tuple[str, ...] | None:
         """The labels of a row, each once; None if a cell holds anything but texts and numbers."""
         if self.one_hot:
-            return tuple(column for column in self.labels if _text(record.get(column)) in _ONES)
+            return tuple(column for column in self.labels if lowered(record.get(column)) in _ONES)
         cell = record.get(self.labels[0])
         values = cell if isinstance(cell, list) else list_in(cell) or [cell]
         if not all(value is None or isinstance(value, str | int | float) for value in values):
@@ -66,7 +66,8 @@ def list_in(cell: Any) -> list[str] | None:
     return inner.split(",") if "," in inner else inner.split() or [""]
 
 
-def _text(cell: Any) -> str:
+def lowered(cell: Any) -> str:
+    """A cell as text in lower case, "" for a missing one."""
     return str("" if cell is None else cell).strip().lower()
 
 
@@ -81,7 +82,7 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
     """Which columns hold what. Without one that is named as a label, the only other column holds the label, or the
     others hold 0 and 1 for each class. Raises UserError where that is ambiguous."""
     file, label, group = (_only(columns, names, where) for names in (FILE, LABEL, GROUP))
-    split = next((found for names in SPLIT if (found := _only(columns, (names,), where))), "")
+    split = next((column for names in SPLIT if (column := _only(columns, (names,), where))), "")
     used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}
     rest = [column for column in columns if column not in used and not _INDEX.fullmatch(column.lower())]
     if not file:
@@ -91,7 +92,7 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
     elif not rest:
         problem = "none of them has the labels: add a column label"
     else:
-        values = {c: {_text(record.get(c)) for _, record in records} - {""} for c in rest}
+        values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in rest}
         mixed = [c for c in rest if not values[c] <= _ONES | _ZEROS]
         negative = any({"-1", "-1.0"} & v for v in values.values()) and any({"0", "0.0"} & v for v in values.values())
         if not mixed and not negative:
@@ -104,10 +105,11 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
 def _only(columns: Sequence[str], names: Iterable[Sequence[str]], where: str) -> str:
     """The column of the first of `names` that any has, or ""."""
     for same in names:
-        if len(found := [column for column in columns if column.lower() in same]) > 1:
-            raise UserError(f"{where} has the columns {first_ten(found)} for one thing; rename or remove all but one")
-        if found:
-            return found[0]
+        matching = [column for column in columns if column.lower() in same]
+        if len(matching) > 1:
+            raise UserError(f"{where} has {first_ten(matching)} for one thing; rename or remove all but one column")
+        if matching:
+            return matching[0]
     return ""
 
 

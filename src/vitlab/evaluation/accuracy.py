@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import warn_of_skipped_classes
 from vitlab.data.dataset import Dataset, Labels
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.loader import Batch
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import preformatted
 from vitlab.errors import UserError
@@ -25,9 +24,9 @@ from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibr
 from vitlab.evaluation.load import (
     compile_inference,
     evaluation_batches,
+    gather_in_order,
     load_for_evaluation,
     match_classes,
-    nothing_readable,
 )
 from vitlab.evaluation.multi_label import (
     label_rows,
@@ -173,7 +172,7 @@ class Evaluation:
     def per_class(self) -> list[dict[str, Any]]:
         """For each class: images, recall and precision.
 
-        Where images have several labels, recall gives way to `accuracy`: the fraction of the class's images whose
+        Where images have several labels, `accuracy` replaces recall: the fraction of the class's images whose
         prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
         """
         if self.predicted_sets is not None:
@@ -230,21 +229,16 @@ def evaluate(
                 )
             result = _measure(logits, batch, evaluation_loss(dataset))
             results.append({name: result[name] for name in columns})
-    columns = world.all_gather(
-        {
-            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
-            for name, empty in columns.items()
-        }
-    )
-    if not len(columns["indices"]):
-        raise nothing_readable(dataset)
-    order = np.argsort(columns["indices"])
-    measured: dict[str, Any] = {name: values[order] for name, values in columns.items()}
+    local = {
+        name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
+        for name, empty in columns.items()
+    }
+    measured: dict[str, Any] = gather_in_order(local, dataset, world)
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     evaluation = Evaluation(
         dataset.classes,
         **measured,
-        skipped=len(dataset) - len(order),
+        skipped=len(dataset) - len(measured["indices"]),
         label_sets=None if dataset.label_sets is None else dataset.label_sets.take(measured["indices"]),
         left_out=dataset.left_out,
         full_size=dataset.full_size,

@@ -23,7 +23,7 @@ from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
-from vitlab.evaluation.load import compile_inference, evaluation_batches, load_for_evaluation, nothing_readable
+from vitlab.evaluation.load import compile_inference, evaluation_batches, gather_in_order, load_for_evaluation
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.io import replacing_file, write_arrays
 from vitlab.models.vit import Model, unwrap
@@ -59,8 +59,8 @@ def features(
     """The pre-logits representation of every image (Sec. 4.1), in float32.
 
     Images are squashed to the model's size unless `preprocessing` is given, or augmented by `augmentation` as in a
-    training's `epoch`. With a folder `cache`, what was computed
-    from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
+    training's `epoch`. The folder `cache` keeps representations by weights, images and preprocessing; nothing is saved
+    if an image cannot be read.
     Each rank computes some, and returns all. `description` (default: the data set and its split) names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
@@ -109,15 +109,12 @@ def _compute(
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = np.searchsorted(local, batch.indices.cpu().numpy())
                 x[rows], known[rows] = representations.float().cpu().numpy(), True
-    gathered = world.all_gather({"indices": local[known], "x": x[known]})
-    if not len(gathered["indices"]):
-        raise nothing_readable(dataset)
-    order = np.argsort(gathered["indices"])
-    return gathered["indices"][order], gathered["x"][order]
+    gathered = gather_in_order({"indices": local[known], "x": x[known]}, dataset, world)
+    return gathered["indices"], gathered["x"]
 
 
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
-    """SHA-256 of all that makes a representation out of an image: configuration, weights, preprocessing."""
+    """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
     settings |= {"epoch": epoch, "version": 2} if isinstance(transform, TrainTransform) else {}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

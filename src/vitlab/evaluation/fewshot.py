@@ -5,9 +5,9 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 
     W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y,
 
-of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
-scores of an image by the classifier of all others are Y - (I - H')^-1 (Y - HY) in the rows of the image (several, where
-the training set has several views of it, or where a whole group of images is left out), of which H' is H's block.
+and the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
+classifier of all other images gives an image the scores Y - (I - H')^-1 (Y - HY). These are the image's rows, several
+where the training set has several views of it or a whole group is left out, and H' is H's block of these rows.
 
 `vitlab fewshot` calls `fewshot_checkpoint`; a run with `config.fewshot` measures the same while it trains
 (`runs/fewshot_evaluator.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
@@ -80,9 +80,9 @@ class Ridge:
     ) -> Float64[np.ndarray, "m K"]:
         """Scores of each training image by the classifier of all others (with the standardization of all).
 
-        The n training rows are `views` of each of m images: first the first view of all, whose scores these are. Of
-        `groups`, the number of each image's group, the classifier is that of all other groups. Images with a negative
-        number are in all classifiers, and have no scores (NaN).
+        The n training rows are `views` of each of m images: first the first view of all, whose scores these are. With
+        `groups`, the number of each image's group, the classifier of all other groups scores an image. Images with a
+        negative number are in all classifiers, and have no scores (NaN).
         """
         images = len(self._targets) // views
         group_of = np.tile(np.arange(images) if groups is None else groups, views)
@@ -118,7 +118,7 @@ class Ridge:
 
 
 def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False) -> Int[np.ndarray, " S"]:
-    """The index of each data set's l2: that of the highest mean rank over all data sets, as in Google's code.
+    """The index of each data set's l2: the one with the highest mean rank over all data sets, as in Google's code.
 
     leave_self_out: over the other data sets, so that a data set's test images have no part in its choice (as in
     uncertainty-baselines).

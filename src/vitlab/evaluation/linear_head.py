@@ -30,8 +30,8 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Weights of a head, and how well it does on each training image when it is fitted to all others; or on each group
-    of them, or on the user's val, when it is fitted without."""
+    """Weights of a head, and its results on each training image when it is fitted to all others; or on each group of
+    images, or the user's val, when it is fitted without them."""
 
     weight: Float32[np.ndarray, "K D"]
     bias: Float32[np.ndarray, " K"]
@@ -78,7 +78,7 @@ def least_squares_head(
     if images < 2:
         raise UserError(f"least squares requires two training images or more, not {images}; add images.")
     if groups is not None and (groups == groups[0]).all():
-        raise UserError(f"all {images} training images are of one group, so none can be left out; give other groups.")
+        raise UserError(f"all {images} training images are in one group, so none can be left out; give other groups.")
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]

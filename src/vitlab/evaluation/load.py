@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from vitlab.data.classes import canonical
 from vitlab.data.dataset import Dataset
-from vitlab.data.dataset_table import DATASETS
 from vitlab.data.loader import Batch, eval_batches
-from vitlab.data.registry import has_imagenet_classes, predicts_imagenet
+from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
@@ -123,6 +122,15 @@ def evaluation_batches(
     progress = ProgressDisplay(description, len(indices), quiet=not world.is_rank_0)
     with evaluation_mode(model), progress:
         yield nonempty()
+
+
+def gather_in_order(columns: dict[str, np.ndarray], dataset: Dataset, world: World) -> dict[str, np.ndarray]:
+    """The columns of all ranks, sorted by their `indices`. Raises UserError if there are none."""
+    gathered = world.all_gather(columns)
+    if not len(gathered["indices"]):
+        raise nothing_readable(dataset)
+    order = np.argsort(gathered["indices"])
+    return {name: values[order] for name, values in gathered.items()}
 
 
 def nothing_readable(dataset: Dataset) -> UserError:

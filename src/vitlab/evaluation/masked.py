@@ -1,6 +1,6 @@
-"""Evaluation of masked patch prediction: metrics beside the best constant prediction's.
+"""Evaluation of masked patch prediction: metrics next to the best constant prediction's.
 
-The corruption of an image depends on its position in its split alone, so that all evaluations are of the same patches.
+The corruption of an image depends only on its position in its split, so that all evaluations measure the same patches.
 """
 
 import math

@@ -32,7 +32,7 @@ class LoaderOptions(Checked):
     batch_size: PositiveInt = 64
     """Images at once, in each process."""
     workers: NonNegativeInt | None = None
-    """Processes that read images, 0: the main one. None: one for each core, at most 16, beside a GPU, else 0."""
+    """Processes that read images, 0: the main one. None: on a GPU one for each core, at most 16, else 0."""
     on_error: Literal["raise", "skip"] = "raise"
     """At an unreadable image: stop, or skip and count it."""
 

@@ -5,12 +5,14 @@ import csv
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
@@ -70,8 +72,8 @@ def predict(
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
     metadata (`choose_rejection`). A model of several labels per image (`multi_label`) sets each from its threshold in
-    the metadata, or 0.5. `log` receives a description of the preprocessing. An image that cannot be read gives a
-    prediction with its error. They have the order of `sources`. Raises UserError without any image, for auto without a
+    the metadata, or 0.5. `log` receives a description of the preprocessing. An unreadable image gives a prediction
+    with its error. Predictions have the order of `sources`. Raises UserError without any image, for auto without a
     threshold, for `reject_below` with several labels, and for missing paths and invalid arrays, unless they come from
     an iterator.
     """
@@ -131,16 +133,24 @@ def _predict_batch(
     pixels = torch.cat([image for _, image in batch]).to(device_of(loaded.model))
     with torch.inference_mode():
         logits = loaded.model(pixels).float()
-    classes = logits.topk(min(top, len(names)), dim=1).indices  # probabilities may round to several of 1
-    values = class_probabilities(logits, loaded.metadata).gather(1, classes)
-    several = bool(loaded.metadata.get("multi_label"))
-    sets = labels_of(logits, thresholds, names) if several else [None] * len(batch)
-    for (path, _), row, numbers, labels in zip(batch, values.tolist(), classes.tolist(), sets, strict=True):
-        if not all(map(math.isfinite, row)):
+    multi_label = bool(loaded.metadata.get("multi_label"))
+    sets = labels_of(logits, thresholds, names) if multi_label else [None] * len(batch)
+    for (path, _), best, labels in zip(batch, top_classes(logits, loaded.metadata, top), sets, strict=True):
+        if all(math.isfinite(probability) for _, probability in best):
+            yield Prediction(path, best, rejected=best[0][1] < threshold, labels=labels)
+        else:
             yield Prediction(path, error=f"the model's outputs are not finite in {precision}")
-            continue
-        best = tuple(zip([names[int(number)] for number in numbers], row, strict=True))
-        yield Prediction(path, best, rejected=row[0] < threshold, labels=labels)
+
+
+def top_classes(
+    logits: Float[Tensor, "n K"], metadata: Mapping[str, Any], top: int
+) -> list[tuple[tuple[str, float], ...]]:
+    """The `top` most probable classes of each image and their probabilities, most probable first."""
+    names = class_names(metadata, logits.shape[1])
+    best = logits.topk(min(top, len(names)), dim=1).indices  # by the logits: probabilities may round to several of 1
+    values = class_probabilities(logits, metadata).gather(1, best)
+    rows = zip(best.tolist(), values.tolist(), strict=True)
+    return [tuple((names[int(c)], float(p)) for c, p in zip(*row, strict=True)) for row in rows]
 
 
 def _check_trained_head(model: Model, checkpoint: str) -> None:

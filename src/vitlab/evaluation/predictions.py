@@ -16,7 +16,7 @@ CSV_COLUMNS = (
     *("label_index", "prediction_index", "index"),
 )
 """label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
-index: the image's position in the data set. Names are written as by `as_cells`."""
+index: the image's position in the data set. `as_cells` writes the names."""
 SET_COLUMNS = ("set_labels", "set_label_index")
 """Further ones where each image has several labels to be predicted: those that are set by their thresholds."""
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
@@ -75,7 +74,7 @@ def linear_probe(
     _check_l2(l2)
     labels = train.labels
     if len(np.unique(labels)) < 2:
-        raise UserError("all training images are of one class; a probe needs at least two.")
+        raise UserError("all training images have one class; a probe needs at least two.")
     mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
     train_x, test_x, val_x = (
         ((part.x - mean) / std).astype(np.float32) for part in (train, test, train if val is None else val)
@@ -144,7 +143,8 @@ def probe_checkpoint(
     else:
         own_val, groups = None, parts[0].groups
         if (splits.train_split, splits.test_split) == (None, "test") and ":" in dataset:
-            own_val = _own_val(dataset, splits.root, options)
+            both = load_dataset(dataset, "trainval", root=splits.root, on_error=options.on_error, read=options)
+            own_val = None if both.from_val is None else both.take(np.flatnonzero(both.from_val))
         result = linear_probe(
             train,
             test,
@@ -162,12 +162,6 @@ def probe_checkpoint(
         "computed_in": options.precision,
         **result,
     }
-
-
-def _own_val(dataset: str, root: str | None, options: EvalOptions) -> Dataset | None:
-    """The user's own val split, if there is one beside the test split."""
-    both = load_dataset(dataset, "trainval", root=root, on_error=options.on_error, read=options)
-    return None if both.from_val is None else both.take(np.flatnonzero(both.from_val))
 
 
 def _choose_ks(ks: Sequence[int] | None, images: int) -> list[int]:

@@ -27,7 +27,7 @@ ImageSource = str | Path | bytes | bytearray | memoryview | io.IOBase | Image.Im
 """Images in RGB. A path of a file, of a folder (searched recursively), or a pattern such as `photos/*.jpg`; an address
 such as https://HOST/IMAGE; an encoded file as bytes or opened in binary mode; a PIL image; uint8 pixels [H, W, 3],
 [H, W, 4] or gray [H, W], or a batch [B, H, W, C]; a tensor [C, H, W] or [B, C, H, W], uint8 or of floats from 0 to 1
-(as of torchvision's `ToTensor`)."""
+(as torchvision's `ToTensor` returns)."""
 
 
 def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, ImageSource | UserError]]:
@@ -35,7 +35,7 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, ImageSour
     `image N` by their position.
 
     Raises UserError for what is not there or not an image, and for nothing at all. With an iterator, from which images
-    come one by one, the error stands in place of the image.
+    come one by one, the error replaces the image.
     """
     count = 0
     for source in sources:
@@ -83,7 +83,7 @@ def _expand(source: ImageSource, count: int) -> Iterator[tuple[str, ImageSource]
         yield name, source
     else:
         raise UserError(
-            f"{name} is of the type {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor."
+            f"{name} has the type {type(source).__name__}; give a path, bytes, a PIL image, an array or a tensor."
         )
 
 

@@ -145,7 +145,7 @@ def rollout_rows(
     rows: Float[Tensor, "B R T"], layers: Sequence[Float[Tensor, "B T T"]], residual: bool = True
 ) -> Float[Tensor, "B R T"]:
     """Mixtures of output tokens as mixtures of input tokens; `layers` are maps averaged over heads, lowest first."""
-    # From the top down, a single row (that of the prediction) costs T times less than the whole rollout.
+    # From the top down, a single row (the prediction's) costs T times less than the whole rollout.
     for attention in reversed(layers):
         mixed = rows @ attention
         rows = (rows + mixed) / 2 if residual else mixed

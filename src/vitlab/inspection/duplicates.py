@@ -59,9 +59,9 @@ def duplicates(train: Source, test: Source, out: str | Path, *, threshold: float
     text = page(
         "duplicates.html.j2",
         "Near-duplicates of test images",
-        f"Images of {train.name} ({train.split}) that are, but for size, compression, brightness, a narrow crop or a "
-        f"mirror, images of {test.name} ({test.split}). A model trained on the one and tested on the other has seen "
-        f"the test images.",
+        f"Images of {train.name} ({train.split}) that are also in {test.name} ({test.split}), except for size, "
+        f"compression, brightness, a narrow crop or mirroring. A model trained on the first and tested on the second "
+        f"has seen the test images.",
         results=numbers_of(result),
         total=len(records),
         unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],
@@ -133,7 +133,7 @@ def _image(train: np.ndarray, test: np.ndarray, record: dict[str, Any]) -> PageI
     distance = f"distance {record['distance']:.3f}"
     return PageImage(
         encode(both),
-        f"Test image {test_name} beside training image {train_name}, at {distance}{mirrored}.",
+        f"Test image {test_name} next to training image {train_name}, at {distance}{mirrored}.",
         280,
         f"{conflict}{distance}, {record['hash_distance']} bits{mirrored}\n{test_name}\n{train_name}",
     )

@@ -65,19 +65,16 @@ def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, 
     """
     patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)
     patches = patches - patches.mean(axis=0, dtype=np.float64).astype(np.float32)
-    # The smaller of X X^T and X^T X gives the same components; summed in parts, for float64 takes twice the memory.
-    wide = patches.shape[0] < patches.shape[1]
-    product = np.zeros((min(patches.shape),) * 2)
-    for part in np.array_split(patches, -(-patches.size // 2**22), axis=int(wide)):
+    covariance = np.zeros((patches.shape[1],) * 2)
+    for part in np.array_split(patches, -(-patches.size // 2**22)):  # float64 takes twice the memory
         part = part.astype(np.float64)
-        product += part @ part.T if wide else part.T @ part
-    values, vectors = np.linalg.eigh(product)
+        covariance += part.T @ part
+    values, vectors = np.linalg.eigh(covariance)
     colors = np.full((len(patches), 3), 0.5, np.float32)
     for color in range(min(3, len(values))):
         if values[-1 - color] <= 1e-10 * max(values[-1], 1e-30):
             break
-        vector = vectors[:, -1 - color]
-        scores = vector if wide else patches @ vector
+        scores = patches @ vectors[:, -1 - color]
         farthest = np.abs(scores) >= 0.999 * np.abs(scores).max()  # the first of equals: rounding must not decide
         scores = scores * np.sign(scores[farthest.argmax()])
         low, high = np.quantile(scores, [0.01, 0.99])

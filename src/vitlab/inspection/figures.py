@@ -205,7 +205,7 @@ def distances(
 def heads(capture: Capture, name: str) -> Drawing:
     """Every head (column) of every layer (row, the lowest at the top) in the first image, called `name`.
 
-    The arrays are of all images.
+    The arrays cover all images.
     """
     maps = np.round(31 * levels(capture.heads[0])) / 31  # few colors make a small file
     count, columns = maps.shape[:2]

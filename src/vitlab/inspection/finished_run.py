@@ -237,9 +237,9 @@ class Run:
         except UserError as error:
             raise UserError(f"{error} {command}") from error
         explanation = (
-            "Test images that are, but for size, compression, brightness, a narrow crop or a mirror, training images: "
-            "the model has seen them, and the accuracy on them says nothing about new images. On the left the test "
-            "image, on the right the training image."
+            "Test images that are also training images, except for size, compression, brightness, a narrow crop or "
+            "mirroring. The model has seen them, so the accuracy on them says nothing about new images. Left: the test "
+            "image, right: the training image."
         )
         pairs = page_images(one_of_each(rows)[:MISTAKES], train_set, test_set)
         return DataSection(explanation, numbers_of(result), pairs)
@@ -247,7 +247,7 @@ class Run:
     def _attended(
         self, images: Sequence[UInt8[np.ndarray, "h w 3"]], device: torch.device
     ) -> list[UInt8[np.ndarray, "H W 4"]] | None:
-        """Each image beside itself under its attention rollout; None without attention or if it is not finite."""
+        """Each image next to itself under its attention rollout; None without attention or if it is not finite."""
         model = load_model(self.folder)
         if not isinstance(model, ViT):
             return None
@@ -263,7 +263,7 @@ class Run:
         ]
 
     def _mistake(self, row: int, image: UInt8[np.ndarray, "h w c"]) -> PageImage:
-        """c: 3 for a test image, 4 for one beside its attention."""
+        """c: 3 for a test image, 4 for one next to its attention."""
         test = self.test
         prediction = test.classes[test.predictions[row]]
         label = self.label(row)
@@ -277,4 +277,4 @@ class Run:
         alt = f"An image of {label} predicted as {prediction}."
         if image.shape[2] == 3:
             return PageImage(encode(fit(image, 192)), alt, 96, caption)
-        return PageImage(encode(image), f"{alt} Beside it the same image under its attention.", 280, caption)
+        return PageImage(encode(image), f"{alt} Next to it the same image under its attention.", 280, caption)

@@ -4,7 +4,6 @@ import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, PercentFormatter
 
 from vitlab.errors import quoted
@@ -25,9 +23,6 @@ WIDTHS = {1: 500, 2: 405, 3: 345}
 """Width of a panel in CSS pixels, by the number of panels in a row."""
 CHARACTER = 6.5
 """Approximate width of a character of small print, in CSS pixels."""
-NEAR = ((6.0, 2.0), (6.0, -2.0), (-6.0, 2.0), (-6.0, -2.0), (0.0, 6.0), (0.0, -6.0))
-OFFSETS = (*NEAR, *((2.5 * dx, 2.5 * dy) for dx, dy in NEAR))
-"""Offsets of a note from its point, in points, the best first."""
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -65,14 +60,11 @@ def panels(shown: Sequence[Panel]) -> Figure:
         columns = max(int(across * width / (CHARACTER * max(map(len, handles)) + 50)), 1)
         style = {"frameon": False, "labelcolor": INK, "fontsize": 9, "handlelength": 1.8, "columnspacing": 1.4}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, **style)
-    figure.draw_without_rendering()  # notes need the final layout
-    for panel, axes in zip(shown, grid, strict=False):
-        _annotate(axes, panel, names)
     return figure
 
 
 def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draws points, lines, bars and labels; returns the legend's handle of each series."""
+    """Draws points, lines, bars and notes; returns the legend's handle of each series."""
     handles = {}
     joined = not panel.ticks and not panel.front
     for order, series in enumerate(panel.series):
@@ -82,6 +74,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
             axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         style = {"color": color, "marker": marker if len(x) <= 30 else None, "ms": 5.5, "mec": "white", "mew": 0.7}
         (handles[series.name],) = axes.plot(x, y, ls="-" if joined else "", lw=1.6, zorder=3, **style)
+        offset, ha, va = ((5, -3), "left", "top") if order else ((-5, 3), "right", "bottom")
+        for note, at_x, at_y in zip(series.notes, x, y, strict=False):
+            axes.annotate(note, (at_x, at_y), offset, textcoords="offset points", ha=ha, va=va, color=color, size=8.5)
     if panel.front:
         best = front([point for series in panel.series for point in zip(series.x, series.y, strict=True)])
         x, y = np.array(best, dtype=float).reshape(-1, 2).T
@@ -142,35 +137,6 @@ def _log_locator(ticks: Sequence[float], low: float, high: float) -> FixedLocato
     if 0 < len(ticks) <= 8 and all(math.log10(b / a) > 0.07 * decades for a, b in itertools.pairwise(ticks)):
         return FixedLocator(ticks)
     return LogLocator(subs=(1, 2, 5) if decades < 2 else (1, 3) if decades < 3.5 else (1,), numticks=7)
-
-
-def _annotate(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
-    """Writes each note next to its point, where it covers the fewest points and other notes."""
-    series_points = [_points(panel, series, order) for order, series in enumerate(panel.series)]
-    points = [point[:2] for points in series_points for point in points if math.isfinite(point[0])]
-    occupied = axes.transData.transform(points).tolist()
-    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5, "zorder": 4}
-    style["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    for series, xys in zip(panel.series, series_points, strict=True):
-        color, _ = _style(names.index(series.name))
-        for note, (x, y, _) in zip(series.notes, xys, strict=False):
-            if not note or not math.isfinite(x):
-                continue
-            text = axes.annotate(note, (x, y), (0, 0), color=color, **style)
-            _move(text, min(OFFSETS, key=partial(_move, text, occupied=occupied)), occupied)
-            left, bottom, right, top = text.get_window_extent().extents
-            across = np.linspace(left, right, max(int((right - left) / 4), 2))
-            occupied += [(x, y) for x in across for y in (bottom, (bottom + top) / 2, top)]
-
-
-def _move(note: Annotation, offset: tuple[float, float], occupied: Sequence[Sequence[float]]) -> int:
-    """Moves a note this far from its point; returns the number of occupied points that it covers."""
-    ha, va = ("center", "left", "right")[int(np.sign(offset[0]))], "bottom" if offset[1] > 0 else "top"
-    note.set(position=offset, ha=ha, va=va)
-    box = note.get_window_extent()
-    assert note.axes is not None
-    outside = not all(note.axes.bbox.contains(*corner) for corner in box.corners())
-    return int(sum(box.padded(3).contains(*point) for point in occupied) + outside)
 
 
 def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:

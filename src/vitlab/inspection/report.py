@@ -83,7 +83,7 @@ class RunSection:
     mistakes: Sequence[PageImage] | None = None
     """Test images that were predicted wrongly, the worst first; None where they are missing."""
     attended: bool = False
-    """Whether each of `mistakes` is beside itself under its rollout."""
+    """Whether each of `mistakes` is next to itself under its rollout."""
     attention: Drawing | None = None
     """Images under their rollout (`figures.pairs`)."""
     embedding_figures: Sequence[Drawing] = ()
@@ -155,7 +155,7 @@ class DataSection:
     numbers: Mapping[str, str] = field(default_factory=dict)
     """Headline numbers of the near-duplicates as text; empty where none were searched."""
     pairs: Sequence[PageImage] = ()
-    """Test images beside their near-duplicates in the training set."""
+    """Test images next to their near-duplicates in the training set."""
     unreadable: Sequence[tuple[str, str]] | None = None
     """Path and reason of each unreadable file; None where files were not checked."""
 
@@ -187,12 +187,6 @@ class Inspection:
     """The labels that are set for these images, by a model of several labels per image."""
     unreadable: Sequence[tuple[str, str]] = ()
     """Path and reason of each image that is left out."""
-
-
-def top_classes(probabilities: Float[np.ndarray, " K"], names: Sequence[str], top: int) -> list[tuple[str, float]]:
-    """The `top` most probable classes and their probabilities."""
-    order: list[int] = np.argsort(-probabilities, kind="stable")[:top].tolist()
-    return [(names[i], float(probabilities[i])) for i in order]
 
 
 def make_figures(inspection: Inspection) -> list[Drawing]:

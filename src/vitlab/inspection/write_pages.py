@@ -16,12 +16,13 @@ from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.multi_label import labels_set
+from vitlab.evaluation.predict import top_classes
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.finished_run import Report, Run, run_folders
 from vitlab.inspection.page import write_page
-from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
+from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
@@ -29,7 +30,7 @@ from vitlab.models.vit import ViT
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
-from vitlab.weights import class_names, class_probabilities, load_checkpoint, load_metadata
+from vitlab.weights import class_names, load_checkpoint, load_metadata
 from vitlab.weights.folder import README
 from vitlab.weights.model_card import model_card
 
@@ -39,9 +40,9 @@ ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
-"""What is only a note of `report`."""
+"""Exceptions that only become a note of `report`."""
 Source = tuple[str, ImageSource | UserError]
-"""Name and source of an image, as of `find_images`."""
+"""Name and source of an image, from `find_images`."""
 
 
 def inspect_checkpoint(
@@ -123,8 +124,8 @@ def report(
     """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
 
     run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
-    edited stays. Of the `kind` "none" only the card is written. Returns what `inspect_checkpoint` does and the path of
-    the `card`. Raises nothing, for the run has succeeded: an error is the `note` of the result.
+    edited stays. With the `kind` "none" only the card is written. Returns the result of `inspect_checkpoint` and the
+    path of the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
     """
     folder, result = Path(run_folder), {}
     out = folder / "report" if out is None else out
@@ -230,8 +231,7 @@ def _capture(
 
     captured = capture(model, batches(), keep=shown)
     classes = class_names(inspection.metadata, model.config.num_classes)
-    probabilities = class_probabilities(torch.from_numpy(captured.logits), inspection.metadata)
-    predictions = [top_classes(row, classes, top) for row in probabilities.numpy()]
+    predictions = top_classes(torch.from_numpy(captured.logits), inspection.metadata, top)
     labels = labels_set(captured.logits, classes, inspection.metadata)
     return replace(
         inspection,

@@ -4,8 +4,8 @@ Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, whic
 """
 
 from vitlab.models.config import ResNetConfig
-from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, resnet, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import MEASURED, Models, changed, comparison, resnet, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -52,15 +52,13 @@ AXIAL = Study(
     source="Fig. 13, App. D.6",
     question="What does attention along rows and columns gain over attention among all patches, and what does it cost?",
     variants=variants,
-    summary="ViTs with patches of two sizes and a ResNet, each beside its axial form.",
+    summary="ViTs with patches of two sizes and a ResNet, each with its axial form.",
     rows=("model",),
     columns={
         "model": "model",
         "GFLOPs": lambda row: f"{_gflops(row):.3g}",
-        "5-shot, %": percent(FEWSHOT),
-        "transfer, %": percent(transfer),
         "paper: 5-shot on ImageNet, %": lambda row: FIG13[str(row.labels["model"])],
-        "accuracy, %": percent("accuracy"),
+        **MEASURED,
     },
     claims=tuple(
         Claim(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitlab.config import DataConfig
-from vitlab.data.dataset_table import DATASETS
+from vitlab.data.registry import DATASETS
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig

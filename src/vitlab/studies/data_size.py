@@ -223,8 +223,8 @@ DATA_SIZE = Study(
     variants=variants,
     summary="Every model learns from nested parts of the data. At the scale `small` it takes 70 to 105 epochs and is "
     "tested on its own task; the best of several weight decays is chosen on held-out images, for the largest part by "
-    "one seed. At the paper's it always takes as many steps, its few-shot accuracy is that of the evaluation with the "
-    "best accuracy on held-out images, and its fine-tuned accuracy that of the last weights.",
+    "one seed. At the paper's scale it always takes as many steps; its few-shot accuracy is taken at the "
+    "evaluation with the best accuracy on held-out images, its fine-tuned accuracy at the last step.",
     rows=("run", "data", "model"),
     columns=_columns,
     claims=_claims,

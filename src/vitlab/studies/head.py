@@ -3,8 +3,8 @@
 import numpy as np
 
 from vitlab.panels import Panel, Series
-from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Labels, Metric, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import FEWSHOT, MEASURED, Models, changed, comparison, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Labels, Metric, Results, Scale, Study, StudyRun, difference
 
 KINDS = {"token": "class token", "gap": "GAP", "gap-linear": "GAP, linear head"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
@@ -83,14 +83,12 @@ HEAD = Study(
     variants=variants,
     seeds=8,
     summary="A ViT whose head sees the class token or the mean over patches, at several learning rates. The best rate "
-    "is that of the mean over seeds, by the metric that is compared; no images are held out for it.",
+    "has the highest mean over seeds of the compared metric; no images are held out for it.",
     rows=("kind", "rate"),
     columns={
         "head": lambda row: KINDS[str(row.labels["kind"])],
         "learning rate": "rate",
-        "5-shot, %": percent(FEWSHOT),
-        "transfer, %": percent(transfer),
-        "accuracy, %": percent("accuracy"),
+        **MEASURED,
         "": lambda row: "best" if row.labels == _best(row, transfer, row.labels["kind"]) else "",
     },
     claims=_claims,

@@ -35,10 +35,10 @@ PRETRAINED, FINETUNED = "pre-trained", "fine-tuned"
 def variants(scale: Scale) -> list[StudyRun]:
     """Fine-tunings that differ only in the weights below the head.
 
-    At `small` heads start wide: a head of zeros, as in the paper, costs a short training its first steps, in
-    which nothing below it learns, and fresh weights more of them than trained ones. A pair with heads of zeros is run
-    too. Supervised pre-training is part of the paper's scale only: in small it would see the labels of the very images
-    that fine-tuning must not see.
+    At `small` heads start wide: a head of zeros, as in the paper, wastes the first steps of a short training, in which
+    nothing below it learns, and more of them with fresh weights than with trained ones. A pair with heads of zeros is
+    run too. Supervised pre-training is part of the paper's scale only: at `small` it would see the labels that
+    fine-tuning must not see.
     """
     if scale == "paper":
         base, others = pretrain.masked(), {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}
@@ -91,7 +91,7 @@ CLAIMS = {
         "79.9 % against 77.9 % (Sec. 4.6, Table 5)",
     ),
     (f"{BEST}-zero", "scratch-zero"): (
-        "It does so too where both heads start at zero, as the paper's do.",
+        "It also does where both heads start at zero, as in the paper.",
         "as above",
     ),
     ("downsized-50", "scratch"): ("Prediction of 4x4 colors beats training from scratch.", APPENDIX),

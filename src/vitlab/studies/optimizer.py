@@ -4,7 +4,7 @@ import numpy as np
 
 from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, transfer
+from vitlab.studies.presets import MEASURED, changed, jft, pretraining, resnet, transfer
 from vitlab.studies.spec import HELD_OUT, Chart, Claim, Labels, Results, Scale, Study, StudyRun, difference, percent
 
 TABLE7 = {
@@ -113,10 +113,8 @@ OPTIMIZER = Study(
         "model": "model",
         "optimizer": "optimizer",
         "rate": "rate",
-        "held out": percent(HELD_OUT),
-        "accuracy": percent("accuracy"),
-        "5-shot": percent(FEWSHOT),
-        "transfer": percent(transfer),
+        "held out, %": percent(HELD_OUT),
+        **MEASURED,
         "": lambda row: "chosen" if _is_best(row) else "",
         "Table 7, average": lambda row: _printed(row.labels["model"], row.labels["optimizer"]) if _is_best(row) else "",
     },

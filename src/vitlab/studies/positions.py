@@ -5,8 +5,8 @@ Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for
 
 import numpy as np
 
-from vitlab.studies.presets import FEWSHOT, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import MEASURED, Models, comparison, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Scale, Study, StudyRun, difference
 
 TABLE8 = {
     ("none", "stem"): 0.61382,
@@ -67,12 +67,10 @@ POSITIONS = Study(
     columns={
         "position embedding": lambda row: KINDS[str(row.labels["kind"])],
         "where": lambda row: "" if row.labels["kind"] == "none" else ENTRIES[str(row.labels["at"])],
-        "5-shot, %": percent(FEWSHOT),
-        "transfer, %": percent(transfer),
         "paper: 5-shot on ImageNet, %": lambda row: (
             f"{100 * _printed(kind=row.labels['kind'], at=row.labels['at']):.1f}"
         ),
-        "accuracy, %": percent("accuracy"),
+        **MEASURED,
     },
     claims=(
         Claim(

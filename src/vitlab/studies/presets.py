@@ -12,11 +12,11 @@ from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain, tiny
-from vitlab.studies.spec import Chart, Result, Scale
+from vitlab.studies.spec import Chart, Result, Scale, percent
 
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
-"""Classes of pre-training and of transfer: of the halves tried (one seed), those for which few-shot accuracy rises with
-the length of the training: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal, bag."""
+"""Classes of pre-training and of transfer. In the halves tried (one seed), few-shot accuracy rises with the length of
+training for these: dress, coat, shirt, sneaker, boot; then T-shirt, trouser, pullover, sandal, bag."""
 
 FEWSHOT = "fewshot_5shot"
 """The metric of App. D: accuracy on the transfer task with five examples of each class."""
@@ -45,6 +45,10 @@ def transfer(result: Result) -> float:
     return result.metrics[f"fewshot_{max(fewshot.shots)}shot"]
 
 
+MEASURED = {"5-shot, %": percent(FEWSHOT), "transfer, %": percent(transfer), "accuracy, %": percent("accuracy")}
+"""The columns of a table about transfer."""
+
+
 def changed(config: Config, **changes: Any) -> Config:
     """The config with these settings; a dict changes settings of a section."""
     values = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
@@ -54,7 +58,7 @@ def changed(config: Config, **changes: Any) -> Config:
 def vit(
     side: int, patch_size: int, width: int, depth: int, heads: int = 4, mlp_ratio: int = 2, **more: Any
 ) -> ViTConfig:
-    """A small ViT like those of `recipes/tiny.py`, for as many classes as are learned."""
+    """A small ViT as in `recipes/tiny.py`, for as many classes as are learned."""
     more = {"head_std": 0.1, "num_classes": len(LEARNED)} | more
     return tiny.vit(side, patch_size, width, depth, heads=heads, mlp_dim=mlp_ratio * width, **more)
 

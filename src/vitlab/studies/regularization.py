@@ -17,8 +17,7 @@ PAPER = {
     "smoothing 1e-4": (0.0, 0.0, 1e-4),
     ALL: (0.3, 0.1, 1e-4),
 }
-"""Weight decay and dropout of Table 3, and label smoothing, as in the authors' later recipes, for the paper
-prints none."""
+"""Weight decay and dropout of Table 3. The paper prints no label smoothing: it is the authors' later recipes'."""
 SMALL = {
     PLAIN: (0.0, 0.0, 0.0),
     "decay 0.3": (0.3, 0.0, 0.0),
@@ -62,7 +61,7 @@ def _small(part: float) -> TrainConfig:
 def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:
     """The setting with the best accuracy on held-out images, in the mean over seeds.
 
-    plain: no regularizer is a candidate, too; chosen with little data, it would gain 0 over itself in every seed.
+    plain: also consider no regularizer; chosen with little data, it would gain 0 over itself in every seed.
     """
     candidates = results.study.select(lambda result: plain or result.run.labels["setting"] != PLAIN)
     return candidates.best("setting", HELD_OUT, data=amount)

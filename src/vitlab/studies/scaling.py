@@ -12,8 +12,8 @@ from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
 from vitlab.panels import Panel, Series, front
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import FEW_IMAGES, FEWSHOT, body, jft, pretraining, resnet, transfer, vit
-from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun, percent
+from vitlab.studies.presets import FEW_IMAGES, MEASURED, body, jft, pretraining, resnet, transfer, vit
+from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun
 
 FAMILIES: tuple[str, ...] = ("ViT", "hybrid", "ResNet")
 COMPUTE, CURVE_POINTS = "pre-training exaFLOPs", 50
@@ -71,7 +71,7 @@ TABLE6 = (
 )
 
 # ViTs and hybrids have 16 or 49 tokens; of 224 pixels, /32 and /16 leave 49 and 196.
-# Stems have at most one stage, ResNets one to three, for the images are an eighth as wide.
+# Stems have at most one stage, ResNets one to three, because the images are an eighth as wide.
 MODELS: dict[str, ModelConfig] = {
     "ViT-2x48-7": vit(28, 7, 48, 2),
     "ViT-3x64-7": vit(28, 7, 64, 3),
@@ -123,7 +123,7 @@ Runs = Sequence[tuple[float, float]]
 
 
 def chosen(runs: Runs, means: Runs) -> Runs:
-    """The runs whose means over seeds are on the front. Chosen seed by seed, the best would be so partly by luck."""
+    """The runs whose means over seeds are on the front. A choice for each seed would partly reward luck."""
     best = front(means)
     return [run for run, mean in zip(runs, means, strict=True) if mean in best]
 
@@ -188,11 +188,13 @@ VIT, HYBRID, RESNET = map(front, PRINTED.values())
 
 
 def paper_panel() -> Panel:
-    """Fig. 5, left: Average-5 of Table 6."""
+    """Fig. 5, left: Average-5 of Table 6, with the names of the models with least and most compute."""
     series = []
     for kind, runs in PRINTED.items():
         names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in TABLE6 if run.family == kind]
-        series.append(Series(kind, *zip(*runs, strict=True), notes=names))
+        ends = (min(runs), max(runs))
+        notes = [name if run in ends else "" for name, run in zip(names, runs, strict=True)]
+        series.append(Series(kind, *zip(*runs, strict=True), notes=notes))
     return Panel("The paper (Table 6)", COMPUTE, "average of five data sets, %", series, log_x=True, front=True)
 
 
@@ -265,9 +267,7 @@ SCALING = Study(
         "model": "model",
         "length": "length",
         "exaFLOPs": lambda row: f"{row.runs[0].exaflops:.2g}",
-        "5-shot": percent(FEWSHOT),
-        "transfer": percent(transfer),
-        "accuracy": percent("accuracy"),
+        **MEASURED,
     },
     claims=(
         Claim(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vitlab.studies.presets import FEWSHOT, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import MEASURED, Models, comparison, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference
 
 DIMENSIONS = {
     "depth": "depth",
@@ -97,16 +97,14 @@ SHAPE = Study(
     source="Fig. 8, App. D.2",
     question="Which is worth its compute: depth, width, width of the MLPs, smaller patches, or all together?",
     variants=variants,
-    summary="A base ViT and others that differ from it in one dimension, or in all. Compute is that of a forward pass, "
+    summary="A base ViT and others that differ from it in one dimension, or in all. Compute counts a forward pass, "
     "relative to the base's. The paper does not print which values it tried.",
     rows=("dimension", "shape"),
     columns={
         "varied": lambda row: DIMENSIONS.get(str(row.labels["dimension"]), "the base"),
         "shape": "shape",
         "compute": lambda row: f"{compute(row):.2f}",
-        "5-shot, %": percent(FEWSHOT),
-        "transfer, %": percent(transfer),
-        "accuracy, %": percent("accuracy"),
+        **MEASURED,
     },
     claims=_claims,
     charts=transfer_and_accuracy("Shape", x=compute, lines=_lines, x_label="relative compute", log_x=True),

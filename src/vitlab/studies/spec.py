@@ -276,7 +276,7 @@ class Chart:
     """Which groups are drawn."""
     log_x: bool = False
     front: bool = False
-    """Draw the Pareto front in place of lines."""
+    """Draw the Pareto front instead of lines."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tables 2 and 5: fine-tuning results of the same data sets beside the paper's, a row for each checkpoint.
+"""Tables 2 and 5: fine-tuning results next to the paper's on the same data sets, a row for each checkpoint.
 
 Deviation: the paper prints a column for each model; here it is a row, for as many checkpoints as there are.
 """
@@ -98,9 +98,8 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
         checkpoint, dataset, accuracy, run = _read_evaluation(folder) if folder.is_file() else _read(folder)
         column = _column(dataset)
         if column not in table.columns:
-            raise UserError(
-                f"{folder} is of {dataset}; {name} has {', '.join(c for c in table.columns if c != CORE_DAYS)}."
-            )
+            columns = ", ".join(column for column in table.columns if column != CORE_DAYS)
+            raise UserError(f"{folder} is a result on {dataset}; {name} has {columns}.")
         row = ours.setdefault(checkpoint, {})
         if column in row:
             raise UserError(f"{folder} is a second result of {checkpoint} on {column}; give one folder for each.")
@@ -123,7 +122,7 @@ def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
     if any(record.get(name) is None for name in fields):
         raise UserError(f"{file} is not what `vitlab evaluate RUN --dataset imagenet_real --json > {file}` writes.")
     if record["split"] != "test" or "full_size" in record:
-        raise UserError(f"{file} is of a part of the test images; the table has all of them.")
+        raise UserError(f"{file} has a part of the test images; the table has all of them.")
     folder = Path(record["checkpoint"])
     checkpoint, *_ = _read(folder)
     return checkpoint, record["dataset"], f"{100 * record['accuracy']:.2f}", folder
@@ -135,22 +134,22 @@ def _check_protocol(folder: Path, table: str, column: str) -> None:
     vtab = settings["command"] == "vtab"
     own, tuned_on = "VTAB" if vtab else _column(settings["data"]["name"]), "ImageNet" if column == "ReaL" else column
     if own != tuned_on:
-        raise UserError(f"{folder} was fine-tuned on {own}; the {column} of {table} is of runs on {tuned_on}.")
+        raise UserError(f"{folder} was fine-tuned on {own}; the {column} of {table} has runs on {tuned_on}.")
     dataset = next(dataset for dataset, name in NAMES.items() if name == own)
     steps = TABLE4["vtab:TASK" if vtab else dataset][2]
     wanted: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
     wanted |= TABLES[table].imagenet if dataset == "imagenet" else {}
     model = from_dict(ModelConfig, settings["model"])
     size = settings["image_size"] or 384 if vtab else model.image_size
-    found = {name: settings.get(name) for name in wanted} | {"image_size": size}
+    actual = {name: settings.get(name) for name in wanted} | {"image_size": size}
     if isinstance(model, ViTConfig):
         wanted["image_size"] = nearest_image_size(wanted["image_size"], model.patch_size, model.stem)
-    if wrong := [f"{name} is {found[name]}, not {value}" for name, value in wanted.items() if found[name] != value]:
+    if wrong := [f"{name} is {actual[name]}, not {value}" for name, value in wanted.items() if actual[name] != value]:
         recipe = "vtab" if vtab else {"flowers102": "flowers"}.get(dataset, dataset)
         command = "vitlab vtab CHECKPOINT" if vtab else f"vitlab finetune CHECKPOINT --recipe {recipe}"
         if dataset == "imagenet" and table == "table5":
             command += " --image-size 384 --average-decay None"
-        raise UserError(f"{folder} is not of the protocol of {table}: {'; '.join(wrong)}. `{command}` is.")
+        raise UserError(f"{folder} does not follow the protocol of {table}: {'; '.join(wrong)}. `{command}` does.")
 
 
 def _read(folder: Path) -> tuple[str, str, str, Path]:

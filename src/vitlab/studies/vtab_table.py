@@ -1,4 +1,4 @@
-"""Table 9 and Fig. 2: the means of a VTAB result, as a table and as a figure, beside the paper's.
+"""Table 9 and Fig. 2: the means of a VTAB result, as a table and as a figure, next to the paper's.
 
 A mean is the plain one over the tasks, all 19 or a group's; there is none while a task is missing.
 """
@@ -45,7 +45,7 @@ def printed_mean(model: int, group: str) -> float:
 
 
 def as_table(result: Mapping[str, Any]) -> str:
-    """The tasks and the means beside Table 9's, and what is missing."""
+    """The tasks and the means next to Table 9's, and what is missing."""
     rows = []
     for name, row in result["tasks"].items():
         note = f"{row['skipped']} could not be read" if row["skipped"] else ""

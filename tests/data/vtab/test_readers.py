@@ -13,8 +13,7 @@ from PIL import Image
 from tfds_keys import EUROSAT, KNOWN, RESISC45, known_keys
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.dataset_table import DATASETS
-from vitlab.data.registry import SPLITS, load_dataset
+from vitlab.data.registry import DATASETS, SPLITS, load_dataset
 from vitlab.data.vtab.readers import Published
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.data.vtab.tasks import read_published

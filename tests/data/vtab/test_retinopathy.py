@@ -9,7 +9,7 @@ from image_files import encode
 from PIL import Image
 
 from vitlab.data.decode import ImageError
-from vitlab.data.vtab.retinopathy import EyeEntry, eye_radius, prepare
+from vitlab.data.vtab.readers import EyeEntry, eye_radius, prepare_eye
 
 
 def eye(height: int, width: int, radius: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def test_the_radius_is_that_of_the_middle_row() -> None:
 
 @pytest.mark.parametrize(("height", "width", "radius"), [(500, 700, 200), (900, 901, 440), (300, 700, 300)])
 def test_an_eye_is_scaled_and_cropped(height: int, width: int, radius: int) -> None:
-    done = prepare(eye(height, width, radius))
+    done = prepare_eye(eye(height, width, radius))
     # 90 % of 300 pixels each way; an eye that is cut off above and below, as many are, is not padded.
     assert done.shape == (540 if height > 300 else round(300 * 300 / 300.5), 540, 3)
     # A uniform disc is its own average: gray, but for the bright rim, 30 pixels inside which it ends.
@@ -37,7 +37,7 @@ def test_an_eye_is_scaled_and_cropped(height: int, width: int, radius: int) -> N
 def test_local_average_is_subtracted_and_contrast_is_fourfold() -> None:
     image = eye(601, 601, 300)  # its radius is 300.5: hardly scaled
     image[299:302, 299:302] += 20
-    middle = prepare(image)[260:280, 260:280].astype(int)
+    middle = prepare_eye(image)[260:280, 260:280].astype(int)
     assert middle.max() == 128 + 4 * 20  # nine pixels are too few to raise the average of 61 x 61 by a level
     assert (middle[:7] == 128).all()
 
@@ -48,7 +48,7 @@ def test_the_prepared_image_is_stored(tmp_path: Path) -> None:
     entry = EyeEntry(str(tmp_path / "btgraham-300" / "train" / "1_left.jpeg"))
     first = copy.deepcopy(entry).read()  # a copy is an EyeEntry too, also in a worker of the loader
     with Image.open(tmp_path / "train" / "1_left.jpeg") as original:
-        wanted = encode(prepare(np.asarray(original)), "JPEG", quality=72)
+        wanted = encode(prepare_eye(np.asarray(original)), "JPEG", quality=72)
     assert Path(entry.file).read_bytes() == wanted
     (tmp_path / "train" / "1_left.jpeg").unlink()  # no longer needed
     np.testing.assert_array_equal(entry.read(), first)

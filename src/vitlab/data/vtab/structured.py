@@ -207,7 +207,7 @@ def _dsprites(folder: Path, classes: Sequence[str], label: Callable[[np.ndarray]
 
 
 def _read_sprites(path: Path, count: int, indices: np.ndarray) -> np.ndarray:
-    """uint8 [n, 64, 64, 3]. The array is decompressed in chunks, for all of its images have 3 GB."""
+    """uint8 [n, 64, 64, 3]. The array is decompressed in chunks, because all images take 3 GB."""
     pixels = np.empty((len(indices), 64, 64, 3), np.uint8)
     with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
         np.lib.format.read_magic(file)
