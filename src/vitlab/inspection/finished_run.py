@@ -36,6 +36,7 @@ from vitlab.recipes.resolve import RECIPE
 from vitlab.runs.run import PREDICTIONS
 from vitlab.runs.splits import load_splits
 from vitlab.settings import from_dict
+from vitlab.train.run_files import PLAN
 from vitlab.train.workdir import read_log
 from vitlab.weights import load_metadata, load_model
 
@@ -118,15 +119,20 @@ class Run:
 
     @property
     def choices(self) -> str:
-        """The settings that neither recipe nor user has decided, with the reasons, in a sentence. A part of a
-        fine-tuning job has them in the folder above. Empty if there are none."""
+        """The settings that neither recipe nor user has decided, with the reasons, and what a time budget has left out
+        in the end, in sentences. A part of a fine-tuning job has them in the folder above. Empty if there are none."""
         part_of_job = self.folder.name == "linear" or self.folder.name.startswith("run-")
-        above = self.folder.parent / "config.json"
-        settings = read_json(above) if part_of_job and above.is_file() else self.settings
+        job = self.folder.parent if part_of_job and (self.folder.parent / "config.json").is_file() else self.folder
+        settings = read_json(job / "config.json")
         reasons = [reason for reason in settings.get("reasons", ()) if reason[2] != RECIPE]
         by = itertools.groupby(reasons, lambda reason: reason[2])
         chosen = [f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in rows)}" for why, rows in by]
-        return f" Settings chosen {'; '.join(chosen)}." if chosen else ""
+        text = f" Settings chosen {'; '.join(chosen)}." if chosen else ""
+        decisions = read_json(job / PLAN)["decisions"] if (job / PLAN).is_file() else {}
+        left_out = [part for part, fits in decisions.items() if not fits]
+        return text + (
+            f" Left out, since the machine was slower than planned: {', '.join(left_out)}." if left_out else ""
+        )
 
     @property
     def title(self) -> str:
