@@ -108,19 +108,14 @@ def test_everything_comes_back_exactly(tmp_path: Path) -> None:
         assert same(back, tensor), name
 
 
-def test_the_last_few_stay(tmp_path: Path) -> None:
-    save_steps(tmp_path, 5, 10, 900, 1000, keep=2)
+def test_the_last_few_stay_and_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
+    save_steps(tmp_path, 5, 10, 900, keep=2)
+    assert names(tmp_path) == ["step-000000010", "step-000000900"]
+    shutil.copytree(tmp_path / "step-000000900", tmp_path / "tmp-step-000001000")
+    (tmp_path / "tmp-step-000001000" / checkpoint.STATE).unlink()
+    assert latest_step(tmp_path) == 900
+    save_steps(tmp_path, 1000, keep=2)
     assert names(tmp_path) == ["step-000000900", "step-000001000"]
-    assert latest_step(tmp_path) == 1000
-
-
-def test_what_a_killed_run_left_is_passed_over_and_cleared(tmp_path: Path) -> None:
-    save_steps(tmp_path, 10)
-    shutil.copytree(tmp_path / "step-000000010", tmp_path / "tmp-step-000000020")
-    (tmp_path / "tmp-step-000000020" / checkpoint.STATE).unlink()
-    assert latest_step(tmp_path) == 10
-    save_steps(tmp_path, 20)
-    assert names(tmp_path) == ["step-000000010", "step-000000020"]
 
 
 def test_everything_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,30 +146,30 @@ def change_step(path: Path) -> None:
     path.write_text(path.read_text().replace('"at": 20', '"at": 21'))
 
 
-DAMAGES = [
-    (checkpoint.TENSORS, flip_bit, "state.safetensors does not match its checksum"),
-    (checkpoint.STATE, change_step, "state.json does not match its checksum"),
-    (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff"), "state.json cannot be read"),
-    (checkpoint.TENSORS, Path.unlink, "state.safetensors: No such file"),
-]
-
-
-@pytest.mark.parametrize(("file", "damage", "reason"), DAMAGES)
-def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (checkpoint.TENSORS, flip_bit),
+        (checkpoint.STATE, change_step),
+        (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff")),
+        (checkpoint.TENSORS, Path.unlink),
+    ],
+)
+def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage: Any) -> None:
     _, newest = save_steps(tmp_path, 10, 20)
     damage(newest / file)
     reports: list[str] = []
     assert latest_step(tmp_path, reports.append) == 10
     (report,) = reports
     assert newest.name in report
-    assert reason in report
+    assert file in report
 
 
 def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
     for path in save_steps(tmp_path, 10, 20):
         flip_bit(path / checkpoint.TENSORS)
     reports: list[str] = []
-    with pytest.raises(ValueError, match=r"every checkpoint .*or delete the folder"):
+    with pytest.raises(ValueError, match="every checkpoint"):
         load_latest(tmp_path, reports.append)
     assert len(reports) == 2
 
@@ -187,13 +182,8 @@ def test_a_valid_one_stays_and_a_corrupt_one_is_replaced(tmp_path: Path) -> None
     flip_bit(newest / checkpoint.TENSORS)
     save_steps(tmp_path, 20)
     assert read_checkpoint(newest).state == {"at": 20}
-    assert names(tmp_path) == ["step-000000010", "step-000000020"]
-
-
-def test_a_corrupt_later_one_does_not_replace_a_valid_one(tmp_path: Path) -> None:
-    _, damaged = save_steps(tmp_path, 10, 20)
-    flip_bit(damaged / checkpoint.TENSORS)
-    save_steps(tmp_path, 15, keep=1)  # stopped between the two
+    flip_bit(newest / checkpoint.TENSORS)
+    save_steps(tmp_path, 15, keep=1)  # stopped between the two: a corrupt later one counts for none
     assert latest_step(tmp_path, lambda _: None) == 15
 
 
