@@ -61,6 +61,7 @@ def shown(cell: str, names: dict[str, Any]) -> str | None:
     return value._repr_html_() if hasattr(value, "_repr_html_") else str(value)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
@@ -110,6 +111,7 @@ def test_inspect_writes_into_the_folder_of_the_run(flowers: Path, run: Path, mon
     assert vitlab.inspect("model").folder == Path("inspect")
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_settings_of_finetune(flowers: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They keep the data set; what the recipe leaves open stays open."""
     configs: list[Any] = []

@@ -35,6 +35,7 @@ def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.Captu
     assert " step " not in err  # nothing was trained
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_among_the_images_is_not_data(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

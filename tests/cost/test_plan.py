@@ -27,9 +27,6 @@ def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "rank_bytes", lambda _, images, *__: {"activations": images})
 
 
-# --------------------------------------------------------------------------------------------------------------- time
-
-
 @pytest.mark.usefixtures("_no_counting")
 def test_hours() -> None:
     """ViT-L/16 for 14 epochs: 1,567 exaFLOPs at 256 x 989 TFLOP/s x 0.4 are 4.3 hours."""
@@ -97,9 +94,6 @@ def test_the_number_of_your_own_images() -> None:
         on_h100(dataclasses.replace(SMALL, data=DataConfig(name="folder:mine")))
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
-
-
 def test_ddp_and_fsdp() -> None:
     of_two, of_eight = (on_h100(SMALL, count=count)["memory"] for count in (2, 8))
     assert list(of_two) == ["ddp", "fsdp"]
@@ -121,9 +115,6 @@ def test_the_microbatch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_h100(dataclasses.replace(SMALL, microbatch=32), device="l4")["memory"]["alone"]["fits"]
     available[0] = 10
     assert "alone: one image at once does not fit." in format_estimate(on_h100(SMALL, device="l4"))
-
-
-# -------------------------------------------------------------------------------------------------------------- speed
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -155,9 +146,6 @@ def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "device_name", lambda _: "NVIDIA L4")
     with pytest.raises(ValueError, match="NVIDIA L4"):
         on_h100(SMALL, mfu="measured")
-
-
-# ------------------------------------------------------------------------------------------------------------ command
 
 
 def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

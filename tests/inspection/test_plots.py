@@ -11,7 +11,6 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 
 from vitlab.inspection import figures, plots
-from vitlab.inspection.figures import SERIES
 from vitlab.panels import Panel, Series
 
 SIZES = [600, 1800, 6000, 18000, 60000]
@@ -63,21 +62,15 @@ def test_lines_bars_and_ticks_are_those_of_the_panel() -> None:
     assert [panel.get_title(loc="left") for panel in axes] == ["Fine-tuned", "5-shot"]
     lines = [np.asarray(line.get_xydata()) for line in axes[0].lines if line.get_linestyle() == "-"]
     np.testing.assert_allclose(lines, [np.stack([SIZES, series.y], axis=1) for series in GROWING])
+    styles = [
+        [(line.get_color(), line.get_marker()) for line in each.lines if line.get_linestyle() == "-"] for each in axes
+    ]
+    assert styles[0] == styles[1]  # a series looks the same in all panels, and unlike the others
+    assert len(set(styles[0])) == len(GROWING)
     bars = axes[0].collections[0].get_segments()  # type: ignore[attr-defined]
     assert [tuple(bar[:, 1]) for bar in bars] == [pytest.approx((y - 0.01, y + 0.01)) for y in GROWING[0].y]
     name = axes[0].xaxis.get_major_formatter()
     assert [name(tick, 0) for tick in axes[0].get_xticks()] == ["600", "1800", "6000", "18000", "60000"]
-
-
-def test_a_series_styles_the_same_in_all_panels_and_unlike_the_others() -> None:
-    figure = plots.panels([Panel("a", "x", "y", GROWING), Panel("b", "x", "y", GROWING[::-1][:2])])
-    styles = [
-        [(line.get_color(), line.get_marker()) for line in axes.lines if line.get_linestyle() == "-"]
-        for axes in figure.axes
-    ]
-    assert styles[1] == styles[0][::-1][:2]
-    assert len({plots._style(i) for i in range(64)}) == 64
-    assert {color for color, _ in styles[0]} <= set(SERIES)
 
 
 def test_series_over_names_are_side_by_side_and_unjoined() -> None:

@@ -1,6 +1,5 @@
 """Inspecting a checkpoint: one call writes the page, the figures and the numbers."""
 
-import io
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspection import figures, write_pages
+from vitlab.inspection import write_pages
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
 from vitlab.inspection.write_pages import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
@@ -59,14 +58,6 @@ def digits(tmp_path: Path) -> Path:
 def inspect(checkpoint: Path, *sources: Path | str, **options: Any) -> tuple[dict[str, Any], Path]:
     out = checkpoint.parent / "out"
     return inspect_checkpoint(checkpoint, [str(source) for source in sources], out, device="cpu", **options), out
-
-
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are not rendered, which takes most of the time."""
-    Image.new("RGB", (300, 200)).save(png := io.BytesIO(), "PNG")
-    monkeypatch.setattr(figures, "png", lambda _: png.getvalue())
-    monkeypatch.setattr(figures, "svg", lambda _: b"")
 
 
 def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path) -> None:

@@ -116,12 +116,6 @@ def test_other_targets(target: Any, tmp_path: Path) -> None:
     assert len(contents) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- the files
-
-
-# --------------------------------------------------------------------------------------------------- reconstructions
-
-
 def patch_of(images: np.ndarray, position: int) -> np.ndarray:
     y, x = divmod(position, 4)
     return images[0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
@@ -153,7 +147,7 @@ def test_reconstruction_of_a_constant_prediction() -> None:
 
 
 @pytest.mark.parametrize("patch", [4, 6])
-def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
+def test_reconstructions_of_sixteen_colors_and_of_pixels(patch: int) -> None:
     config = dataclasses.replace(MODEL, image_size=2 * patch, patch_size=patch)
     model = MaskedViT(config, MaskingConfig("downsized")).requires_grad_(False)
     images, plan = 2 * torch.rand(1, 3, 2 * patch, 2 * patch) - 1, torch.tensor([[[1, MASK], [2, 2]]])
@@ -161,11 +155,7 @@ def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
     at = ((np.arange(patch) + 0.5) * 4 / patch).astype(int)  # the cell in whose middle part a pixel lies
     expected = class_colors(classes).reshape(4, 4, 3).numpy()[at][:, at]
     np.testing.assert_array_equal(reconstruct(model, images, plan)["predicted"][0, :patch, patch:], expected)
-
-
-def test_regression_reconstructs_pixels() -> None:
-    """The target is the image itself; a prediction of 0 is gray."""
-    images = 2 * torch.rand(1, 3, 16, 16) - 1
+    images = 2 * torch.rand(1, 3, 16, 16) - 1  # of regression the target is the image; a prediction of 0 is gray
     drawn = reconstruct(constant("regression", torch.zeros(48)), images, PLAN)
     np.testing.assert_array_equal(drawn["target"], drawn["image"])
     for position in (0, 5, 9, 15):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from inside import unrender
 
 from vitlab.studies.demo import demo
 from vitlab.weights import load_metadata, load_model
@@ -11,7 +12,9 @@ from vitlab.weights import load_metadata, load_model
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return demo(tmp_path_factory.mktemp("demo") / "out", shrink=100)
+    with pytest.MonkeyPatch.context() as patch:
+        unrender(patch)
+        return demo(tmp_path_factory.mktemp("demo") / "out", shrink=100)
 
 
 def test_the_page_needs_nothing_else_and_shows_both_runs(result: dict) -> None:

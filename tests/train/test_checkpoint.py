@@ -133,9 +133,6 @@ def test_everything_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
     assert flushed == [*before, (tmp_path.name, True)]
 
 
-# --- corruption
-
-
 def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -199,9 +196,6 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     assert not isinstance(caught.value, CorruptCheckpointError)
 
 
-# --- a disk that refuses
-
-
 @pytest.mark.parametrize("large", ["tensors", "state"])
 def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> None:
     save_steps(tmp_path, 10)
@@ -240,9 +234,6 @@ def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path, proce
         assert latest is not None
         assert latest.step >= announced
         assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]
-
-
-# --- while training goes on
 
 
 def test_the_writer_keeps_what_it_was_given(tmp_path: Path) -> None:

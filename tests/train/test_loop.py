@@ -106,9 +106,6 @@ def latest(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-# ------------------------------------------------------------------------------------------------------- arithmetic
-
-
 @pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "label_smoothing": 0.1}])
 def test_accumulation_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Micro-batches of 5, 5 and 2 are the batch of 12: their means are weighed by their sizes."""
@@ -164,9 +161,6 @@ def test_compile_by_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert options == [{"dynamic": False}, {"dynamic": None}]
 
 
-# ---------------------------------------------------------------------------------------------------------- records
-
-
 def test_records_evaluations_and_checkpoints(tmp_path: Path) -> None:
     config = dataclasses.replace(PLAIN, steps=8, log_every=3, eval_every=5, checkpoint_every=3, keep_checkpoints=2)
     run(config, tmp_path, norm)
@@ -215,9 +209,6 @@ def test_a_record_is_the_mean_since_the_last(tmp_path: Path) -> None:
     rates = {step: learning_rate(PLAIN.optim, step - 1, 6) for step in range(1, 7)}
     assert records(tmp_path / "every", "lr") == pytest.approx(rates)
     assert records(tmp_path / "every", "epoch") == pytest.approx({step: step * 12 / 1259 for step in range(1, 7)})
-
-
-# ---------------------------------------------------------------------------------------------------- stop and resume
 
 
 class CrashError(Exception):
@@ -389,16 +380,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: 
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
-    def interrupt_twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(EVERYTHING, tmp_path, interrupt_at(4, interrupt_twice))
-    assert list(records(tmp_path, "norm")) == [1, 2, 3]
-
-
 def test_a_corrupt_checkpoint_is_skipped(
     tmp_path: Path, straight: tuple[Weights, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,9 +444,6 @@ def test_large_models_are_measured_before_the_first_step(tmp_path: Path, monkeyp
         monkeypatch.setattr(microbatch, "SMALL_FLOPS", flops)
         run(dataclasses.replace(PLAIN, steps=1), tmp_path / str(expected))
         assert json.loads((tmp_path / str(expected) / "runtime.json").read_text())["microbatch"] == expected
-
-
-# ------------------------------------------------------------------------------------------------- unusable input
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ def is_close(shares: Tensor | float, expected: float, trials: int) -> bool:
     return float(difference) <= 5 * (expected * (1 - expected) / trials) ** 0.5
 
 
-# ------------------------------------------------------------------------------------------------------- corruption
-
-
 @pytest.mark.parametrize(("share", "patches", "count"), [(0.15, 196, 29), (0.5, 9, 4), (0.01, 16, 1)])
 def test_number_of_corrupted_patches(share: float, patches: int, count: int) -> None:
     corruption = corruptions(50, patches, MaskingConfig(share=share))
@@ -118,9 +115,6 @@ def test_corruption_depends_on_neither_batch_nor_rank() -> None:
     assert first.keys() == second.keys()
     assert all(first[index] != second[index] for index in first)
     assert len({str(corruption) for corruption in first.values()}) == 37
-
-
-# ---------------------------------------------------------------------------------------------------------- targets
 
 
 @pytest.mark.parametrize(
@@ -222,9 +216,6 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target: Any) -> None:
     losses = patch_losses(masking, model(images, corruption), targets)[0].mean(dim=2)[0]
     assert len(set(losses.tolist())) == 4
     torch.testing.assert_close(loss, losses.mean())
-
-
-# ------------------------------------------------------------------------------------------------------------ model
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,6 @@ SWIGLU = {"swiglu": True, "mlp_dim": 2048}
 RELATIVE = {"position": "relative", "position_at": "shared"}
 RECOMPUTED = {"activation_checkpointing": True}
 
-# ------------------------------------------------------------------------------------------- against recorded numbers
-
 
 @pytest.mark.parametrize(
     ("name", "batch", "peak"),
@@ -86,9 +84,6 @@ def test_counts_of_every_tensor(
 def test_counts_of_inference(name: str, images: int, dtype: torch.dtype, megabytes: int) -> None:
     counted = inference_bytes(get_config(name), images, dtype, "cuda") / 1e6
     assert counted == pytest.approx(megabytes, rel=0.08)
-
-
-# ------------------------------------------------------------------------------------------------------ as one expects
 
 
 def test_recomputed_blocks_save_their_input_alone() -> None:
