@@ -75,7 +75,7 @@ def test_a_full_memory_names_the_flags_of_the_command(
     monkeypatch.setattr(command_type(words.split()[0]), "run", fail)
     code, out, err = call(capsys, *words.split())
     assert (code, out, "tried 9 GB" in err) == (1, "", True)
-    assert tuple(re.findall(r"--[a-z.-]+", err)) == flags
+    assert tuple(re.findall(r"--[a-z.-]+\b", err)) == flags
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

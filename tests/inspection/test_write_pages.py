@@ -204,7 +204,7 @@ def test_an_error_of_the_report_is_a_note(run: Path, tmp_path: Path, monkeypatch
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(write_pages, "checkpoint_page", fail)
+    monkeypatch.setattr(write_pages, "make_figures", fail)
     note = report(run, tmp_path / "out", device="cpu")["note"]
     assert "out of memory" in note
     assert f"`vitlab inspect {run} --out {tmp_path / 'out'}`" in note

@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,32 +129,31 @@ def test_a_run_killed_at_its_start_starts_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["steps"] is None
 
 
-HOLDER = """
-import os, sys, time
-from vitlab.train.workdir import Workdir
-workdir = Workdir(sys.argv[1], {}, tensorboard=False)
-if os.fork() == 0:  # a loader worker that outlives its parent
-    print(os.getpid(), flush=True)
+def hold(folder: Path, pipe: Any) -> None:
+    workdir = open_workdir(folder, {})
+    worker = os.fork()  # a loader worker that outlives its parent
+    if worker:
+        pipe.send(worker)
     time.sleep(60)
-    os._exit(0)
-time.sleep(60)
-"""
+    os._exit(workdir.finished)
 
 
 def test_a_folder_is_locked_until_its_process_ends(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        worker = int(holder.stdout.readline())
-        try:
-            with pytest.raises(ValueError, match=rf"in use by process {holder.pid}"):
-                open_workdir(tmp_path, {})
-            holder.kill()
-            holder.wait()
-            open_workdir(tmp_path, {}).close()
-        finally:
-            holder.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, 9)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    holder = fork.Process(target=hold, args=(tmp_path, theirs), daemon=True)
+    holder.start()
+    worker = ours.recv()
+    try:
+        with pytest.raises(ValueError, match=f"in use by process {holder.pid}"):
+            open_workdir(tmp_path, {})
+        holder.kill()
+        holder.join()
+        open_workdir(tmp_path, {}).close()
+    finally:
+        holder.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
@@ -163,7 +165,8 @@ def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
         )
         assert (tmp_path / "speed.jsonl").read_text() == '{"images_per_s": 100.0, "step": 3}\n'
         workdir.log(METRICS, 4, {"val_accuracy": 0.4})
-        assert (workdir.is_evaluated(3), workdir.is_evaluated(4)) == (False, True)
+        workdir.log(METRICS, 5, {"loss": 1.0, "lr": 0.1})
+        assert (workdir.is_evaluated(4), workdir.is_evaluated(5)) == (True, False)
 
 
 def log_steps(path: Path, steps: range) -> None:
