@@ -110,9 +110,9 @@ def test_invalid_settings(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="given twice"):
         duplicates(exam, exam, tmp_path)
     for threshold in (0.0, 0.6, float("nan")):
-        with pytest.raises(UserError, match=r"threshold is .*at most 0\.5"):
+        with pytest.raises(UserError, match="threshold is"):
             search(sets, tmp_path, threshold=threshold)
-    with pytest.raises(UserError, match=r"16 of the 16 test images of .* \(all and test\)"):
+    with pytest.raises(UserError, match="16 of the 16 test images"):
         duplicates(Source(exam.name, "all"), exam, tmp_path / "out")
 
 

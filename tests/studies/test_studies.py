@@ -48,12 +48,17 @@ def runs_and_models(name: str, scale: Scale, seeds: int | None = None) -> list[t
 
 
 def simulate(
-    name: str, accuracy: Accuracy, held_out: Accuracy | None = None, scale: Scale = "small", examples: int = 30_000
+    name: str,
+    accuracy: Accuracy,
+    held_out: Accuracy | None = None,
+    scale: Scale = "small",
+    examples: int = 30_000,
+    seeds: int | None = 5,
 ) -> Results:
-    """Every run, of five seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
+    """Every run, of so many seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
     accuracy; it grows to them."""
     runs = []
-    for run, model in runs_and_models(name, scale, seeds=5):
+    for run, model in runs_and_models(name, scale, seeds):
         value, val = accuracy(run), (held_out or accuracy)(run)
         records = [
             {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
@@ -105,7 +110,7 @@ def test_points_and_report(name: str, scale: Scale) -> None:
             assert not set(fewshot.classes) & set(learned or ()), "transfer is measured on classes that are learned"
     expected = {"tiny": 1, "small": STUDIES[name].seeds, "paper": 1}[scale]
     assert all(values == list(range(expected)) for values in seeds.values())
-    results = simulate(name, lambda run: 0.5 + noise(run), scale=scale, examples=25_000)
+    results = simulate(name, lambda run: 0.5 + noise(run), scale=scale, examples=25_000, seeds=None)
     new = build_report(STUDIES[name], scale, results)
     columns = new["table"]["columns"]
     assert len(set(columns)) == len(columns)

@@ -450,7 +450,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     """A rate of 1e30 ruins the weights in the first step, and the second cannot be made."""
     config = dataclasses.replace(PLAIN, optim=OptimConfig(name="sgd", lr=1e30), checkpoint_every=1)
     for _ in range(2):  # again from the checkpoint
-        with pytest.raises(NonFiniteError, match=r"not finite at step 2; (.*) holds the batch"):
+        with pytest.raises(NonFiniteError, match="not finite at step 2"):
             run(config, tmp_path)
     saved = load_file(tmp_path / "nonfinite" / "step-000000002.safetensors")
     expected = [example_at(digits(), config.seed, position)[1] for position in range(12, 24)]

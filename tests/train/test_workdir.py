@@ -98,7 +98,7 @@ def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, tmp_pa
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     """Before any work: what is written there could not be read."""
-    with pytest.raises(UserError, match=r"r\\udcfcn' is not valid UTF-8.*another --workdir"):
+    with pytest.raises(UserError, match=r"r\\udcfcn' .*--workdir"):
         check_folder(Path(os.fsdecode(bytes(tmp_path) + b"/r\xfcn")))
     check_folder(tmp_path / "r\u00fcn")
 
