@@ -143,10 +143,11 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str, monkeypatch: pytes
     assert {"data.eval_resize", "data.subset_fraction"} <= left_open[2]
     assert (named.data.name, named.data.on_error, named.data.subset_fraction) == ("digits", "raise", 0.5)
     assert not {"data.eval_resize", "data.subset_fraction"} & left_open[3]
-    for wrong, message in (
-        ({"budget": 60.0, "steps": 2, "epochs": 3.0}, "epochs, steps"),
-        ({"recipe": "stagd"}, "stagd"),
-        ({"budget": "soon"}, "soon"),
-    ):
+    invalid: dict[str, dict[str, Any]] = {
+        "epochs, steps": {"budget": 60.0, "steps": 2, "epochs": 3.0},
+        "stagd": {"recipe": "stagd"},
+        "soon": {"budget": "soon"},
+    }
+    for message, wrong in invalid.items():
         with pytest.raises(ValueError, match=message):
             vitlab.finetune(checkpoint, "folder:flowers", **wrong)

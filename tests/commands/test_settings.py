@@ -35,6 +35,8 @@ def test_settings_override_the_recipe() -> None:
     assert (config.model.depth, config.model.dropout, config.optim.lr) == (24, 0.2, 4e-4)
     config = config_of("pretrain tiny-digits --fewshot.dataset cifar10 --fewshot.shots 10 25")
     assert config.fewshot == FewShotConfig(dataset="cifar10", shots=(10, 25))
+    config = config_of("finetune m --dataset digits --recipe custom --learning-rates 0.003 0.01 --held-out 0.2")
+    assert (config.learning_rates, config.held_out) == ((0.003, 0.01), 0.2)
     with pytest.raises(ValueError, match="epochs, sweep_steps"):
         config_of("finetune m --dataset digits --budget 5m --epochs 3 --sweep-steps 2")
 
@@ -43,9 +45,7 @@ def test_settings_override_the_recipe() -> None:
     ("words", "name", "root", "on_error"),
     [
         ("--dataset folder:x", "folder:x", None, "skip"),
-        ("--dataset folder:x --data.on_error raise", "folder:x", None, "raise"),
         ("--dataset cifar10 --root y --recipe cifar100", "cifar10", "y", "raise"),
-        ("--dataset csv:photos.csv", "csv:photos.csv", None, "skip"),
         ("--recipe flowers", "flowers102", None, "raise"),
     ],
 )
@@ -60,20 +60,6 @@ def test_flags_are_given_settings() -> None:
     assert {"steps", "mixup"}.isdisjoint(command.open_settings)
     assert command.open_settings == resolve(staged(), {"steps": 7, "mixup": 0.2}, OPEN["staged"]).open_settings
     assert (command.config.data.flip, command.config.data.name) == (False, "digits")
-
-
-@pytest.mark.parametrize(
-    ("words", "rates", "rate"),
-    [
-        ("--recipe cifar10", (0.001, 0.003, 0.01, 0.03), 0.01),
-        ("--recipe cifar10 --optim.lr 0.003", (), 0.003),
-        ("--recipe cifar10 --learning-rates 0.1", (0.1,), 0.1),
-        ("--dataset digits --recipe custom --learning-rates 0.003 0.01 --held-out 0.2", (0.003, 0.01), 0.01),
-    ],
-)
-def test_learning_rates(words: str, rates: tuple[float, ...], rate: float) -> None:
-    config = config_of(f"finetune m {words}")
-    assert (config.learning_rates, config.optim.lr) == (rates, rate)
 
 
 @pytest.mark.parametrize(
