@@ -98,9 +98,15 @@ def test_images_from_memory(flowers: Path) -> None:
     assert [prediction.path for prediction in result[1:4]] == ["image 1", "nowhere.png", "image 3"]
     batch = vitlab.predict("model", torch.zeros(2, 3, 8, 8), options=options)
     assert [prediction.path for prediction in batch] == ["image 0", "image 1"]
-    for wrong in (np.zeros((4, 4)), 42):
-        with pytest.raises(ValueError, match=r"float64 \[4, 4\]|42"):
-            inspect.unwrap(vitlab.predict)("model", wrong, options=options)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"float64 \[4, 4\]"):
+        vitlab.predict("model", np.zeros((4, 4)), options=options)
+
+
+def test_what_is_no_image_is_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose error says what is allowed."""
+    monkeypatch.setattr("vitlab.api.predict_images", lambda _, sources, *args, **kwargs: sources)
+    for images in (42, None):
+        assert inspect.unwrap(vitlab.predict)("model", images) == (images,)  # pyright: ignore[reportArgumentType]
 
 
 def test_inspect_writes_into_the_folder_of_the_run(flowers: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
