@@ -88,9 +88,14 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert (code, out) == (2, "")
     assert "--compile False" in err
     builder.cpp_compiler_search.cache_clear()
-    monkeypatch.setattr(command_type("list"), "run", lambda _: int("a bug"))
-    with pytest.raises(ValueError, match="a bug"):
-        main(["list", "models"])
+    for kind in (RuntimeError, ValueError):
+
+        def fail(_: Any, kind: type[Exception] = kind) -> int:
+            raise kind("a bug")
+
+        monkeypatch.setattr(command_type("list"), "run", fail)
+        with pytest.raises(kind, match="a bug"):
+            main(["list", "models"])
 
 
 @pytest.mark.parametrize(
