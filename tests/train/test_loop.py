@@ -487,6 +487,12 @@ def test_an_image_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(torch.equal(batch[name], saved.tensors[name]) for name in saved.tensors if name.startswith("weights/"))
 
 
+def test_another_number_of_classes(tmp_path: Path) -> None:
+    config = dataclasses.replace(PLAIN, model=dataclasses.replace(TINY, num_classes=7))
+    with pytest.raises(UserError, match="7 classes and digits has 10"):
+        run(config, tmp_path)
+
+
 @pytest.mark.parametrize(("kind", "fsdp"), [("several labels", True), ("masked", False)])
 def test_unreadable_images_of_one_rank(kind: str, fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
     """A batch is the same for two ranks as for one, also where one of them can read fewer images of it."""
