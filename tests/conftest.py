@@ -64,6 +64,14 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of pages are empty."""
+    from inside import unrender
+
+    unrender(monkeypatch)
+
+
+@pytest.fixture
 def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
     """`in_ranks(count, job)` runs `job` in so many processes, each with the environment of torchrun, on the loopback
     device; returns what each returned, or the ValueError, RuntimeError or SystemExit that it raised."""

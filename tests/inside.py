@@ -1,13 +1,24 @@
 """Random models and images, and made-up captures whose maps are smooth and all different."""
 
+import io
+
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.inspection import figures
 from vitlab.inspection.capture import Capture
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+
+
+def unrender(patch: pytest.MonkeyPatch) -> None:
+    """Figures are not rendered, which takes most of the time of a page."""
+    Image.new("RGB", (300, 200)).save(png := io.BytesIO(), "PNG")
+    patch.setattr(figures, "png", lambda _: png.getvalue())
+    patch.setattr(figures, "svg", lambda _: b"")
 
 
 def random_model(config: ViTConfig) -> ViT:

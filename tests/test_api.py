@@ -61,6 +61,7 @@ def shown(cell: str, names: dict[str, Any]) -> str | None:
     return value._repr_html_() if hasattr(value, "_repr_html_") else str(value)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
@@ -78,10 +79,12 @@ def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
 
 
 def test_images_from_memory(flowers: Path) -> None:
+    """Also from an iterator, in order; a broken image does not end the call."""
     vitlab.save_model(tiny(2), "model", extra={"classes": ["<day>", "night"]})
-    image = Image.open(flowers / "new-images" / "0.png")
+    file = flowers / "new-images" / "0.png"
+    image = Image.open(file)
     options = ModelOptions(device="cpu")
-    several = vitlab.predict("model", [image, np.array(image), flowers / "new-images" / "0.png"], options=options)
+    several = vitlab.predict("model", [image, np.array(image), file], options=options)
     assert isinstance(several, Predictions)
     assert [prediction.path for prediction in several[:2]] == ["image 0", "image 1"]
     assert several[0].top == several[1].top == several[2].top
@@ -89,24 +92,14 @@ def test_images_from_memory(flowers: Path) -> None:
     assert dict(alone.top) == pytest.approx(dict(several[0].top))
     assert "&lt;day&gt;" in several._repr_html_()
     assert "not sure (" in vitlab.predict("model", image, reject_below=1.0, options=options)._repr_html_()
-    with pytest.raises(ValueError, match=r"image 0 is float64 \[4, 4\]; give uint8"):
-        vitlab.predict("model", np.zeros((4, 4)), options=options)
-
-
-def test_a_broken_image_does_not_end_the_call(flowers: Path) -> None:
-    """Also from an iterator; the order stays."""
-    vitlab.save_model(tiny(2), "model", extra={"classes": ["day", "night"]})
-    good, options = flowers / "new-images" / "0.png", ModelOptions(device="cpu")
-    result = vitlab.predict(
-        "model", iter([good, b"no image", "nowhere.png", np.zeros((4, 4)), str(good)]), options=options
-    )
+    mixed = iter([file, b"no image", "nowhere.png", np.zeros((4, 4)), str(file)])
+    result = vitlab.predict("model", mixed, options=options)
     assert [prediction.error is None for prediction in result] == [True, False, False, False, True]
     assert [prediction.path for prediction in result[1:4]] == ["image 1", "nowhere.png", "image 3"]
-    tensor = torch.zeros(2, 3, 8, 8)
-    assert [prediction.path for prediction in vitlab.predict("model", tensor, options=options)] == [
-        "image 0",
-        "image 1",
-    ]
+    batch = vitlab.predict("model", torch.zeros(2, 3, 8, 8), options=options)
+    assert [prediction.path for prediction in batch] == ["image 0", "image 1"]
+    with pytest.raises(ValueError, match=r"float64 \[4, 4\]"):
+        vitlab.predict("model", np.zeros((4, 4)), options=options)
 
 
 def test_what_is_no_image_is_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,27 +117,8 @@ def test_inspect_writes_into_the_folder_of_the_run(flowers: Path, run: Path, mon
     assert vitlab.inspect("model").folder == Path("inspect")
 
 
-def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
-    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="out", steps=2, learning_rates=(), sweep_steps=None)
-    assert run.config.steps == 2
-    assert run.config.data.on_error == "skip"
-    assert (flowers / "out" / "run-0").is_dir()
-    optim = vitlab.OptimConfig(lr=1e-3, warmup_steps=1)
-    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="one", steps=2, optim=optim)
-    assert (run.config.optim, run.config.tried_rates, run.result["sweep"]) == (optim, (), [])
-    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="two", steps=2, learning_rates=(3e-5, 5e-5))
-    assert [score["learning_rate"] for score in run.result["sweep"]] == [3e-5, 5e-5]
-    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="three", epochs=0.5, optim=optim)
-    assert (run.config.steps, run.config.epochs) == (None, 0.5)
-    with pytest.raises(ValueError, match="budget chooses the number of steps; leave out epochs, steps"):
-        vitlab.finetune(checkpoint, "folder:flowers", budget=60.0, steps=2, epochs=3.0)
-    with pytest.raises(ValueError, match="unknown recipe 'stagd'"):
-        vitlab.finetune(checkpoint, "folder:flowers", recipe="stagd")
-    with pytest.raises(ValueError, match="'soon' is not a time"):
-        vitlab.finetune(checkpoint, "folder:flowers", budget="soon")
-
-
-def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unrendered")
+def test_settings_of_finetune(flowers: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They keep the data set; what the recipe leaves open stays open."""
     configs: list[Any] = []
     left_open: list[set[str]] = []
@@ -154,15 +128,32 @@ def test_data_settings_of_finetune(flowers: Path, monkeypatch: pytest.MonkeyPatc
         left_open.append(open_settings)
         return Finetuned(config, {}, folder)
 
+    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="out", steps=2, learning_rates=(), sweep_steps=None)
+    assert (run.config.steps, run.config.data.on_error) == (2, "skip")
+    assert (flowers / "out" / "run-0").is_dir()
     monkeypatch.setattr("vitlab.api.sweep_and_finetune", finetune)
+    optim = vitlab.OptimConfig(lr=1e-3, warmup_steps=1)
     recipe = vitlab.DataConfig(train_split="trainval", eval_split="test", eval_interpolation="bilinear")
-    for name, data in (
-        ("folder:x", dataclasses.replace(recipe, crop="none")),
-        ("digits", dataclasses.replace(recipe, eval_resize=40, subset_fraction=0.5)),
-    ):
-        vitlab.finetune(None, name, data=data)
-    own, named = configs
+    given: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("folder:x", {"optim": optim, "steps": 2}),
+        ("folder:x", {"learning_rates": (3e-5, 5e-5), "epochs": 0.5}),
+        ("folder:x", {"data": dataclasses.replace(recipe, crop="none")}),
+        ("digits", {"data": dataclasses.replace(recipe, eval_resize=40, subset_fraction=0.5)}),
+    )
+    for name, settings in given:
+        vitlab.finetune(None, name, **settings)
+    single, swept, own, named = configs
+    assert (single.optim, single.tried_rates) == (optim, ())
+    assert (swept.tried_rates, swept.steps, swept.epochs) == ((3e-5, 5e-5), None, 0.5)
     assert own.data == dataclasses.replace(recipe, name="folder:x", crop="none", on_error="skip")
-    assert {"data.eval_resize", "data.subset_fraction"} <= left_open[0]
+    assert {"data.eval_resize", "data.subset_fraction"} <= left_open[2]
     assert (named.data.name, named.data.on_error, named.data.subset_fraction) == ("digits", "raise", 0.5)
-    assert not {"data.eval_resize", "data.subset_fraction"} & left_open[1]
+    assert not {"data.eval_resize", "data.subset_fraction"} & left_open[3]
+    invalid: dict[str, dict[str, Any]] = {
+        "epochs, steps": {"budget": 60.0, "steps": 2, "epochs": 3.0},
+        "stagd": {"recipe": "stagd"},
+        "soon": {"budget": "soon"},
+    }
+    for message, wrong in invalid.items():
+        with pytest.raises(ValueError, match=message):
+            vitlab.finetune(checkpoint, "folder:flowers", **wrong)

@@ -31,9 +31,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "200")
 
 
-# -------------------------------------------------------------------------------------------------- output
-
-
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -60,50 +57,45 @@ def test_exit_codes(
 
 
 @pytest.mark.parametrize(
-    ("words", "advice"),
+    ("words", "flags"),
     [
-        ("pretrain tiny-digits", " Give a smaller --microbatch or --model.image-size."),
-        ("finetune m --dataset digits", " Give a smaller --microbatch or --image-size."),
-        ("evaluate m", " Give a smaller --batch-size or --image-size."),
-        ("bench", " Give a smaller --batch."),
-        ("list models", ""),
+        ("pretrain tiny-digits", ("--microbatch", "--model.image-size")),
+        ("finetune m --dataset digits", ("--microbatch", "--image-size")),
+        ("evaluate m", ("--batch-size", "--image-size")),
+        ("bench", ("--batch",)),
+        ("list models", ()),
     ],
 )
 def test_a_full_memory_names_the_flags_of_the_command(
-    words: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: Any) -> int:
         raise torch.OutOfMemoryError("tried 9 GB")
 
     monkeypatch.setattr(command_type(words.split()[0]), "run", fail)
-    assert call(capsys, *words.split()) == (1, "", f"vitlab: out of device memory.{advice} (tried 9 GB)")
+    code, out, err = call(capsys, *words.split())
+    assert (code, out, "tried 9 GB" in err) == (1, "", True)
+    assert tuple(re.findall(r"--[a-z.-]+\b", err)) == flags
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What torch.compile prints without one is recognized."""
+    """What torch.compile prints without one is recognized; an error that nobody expects keeps its traceback."""
     builder = pytest.importorskip("torch._inductor.cpp_builder")
     builder.cpp_compiler_search.cache_clear()
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
-
-    def fail(_: Any) -> int:
-        builder.get_cpp_compiler()
-        raise AssertionError
-
-    monkeypatch.setattr(command_type("list"), "run", fail)
+    monkeypatch.setattr(command_type("list"), "run", lambda _: builder.get_cpp_compiler())
     code, out, err = call(capsys, "list", "models")
     assert (code, out) == (2, "")
-    assert "install one, or give --compile False" in err
+    assert "--compile False" in err
     builder.cpp_compiler_search.cache_clear()
+    for kind in (RuntimeError, ValueError):
 
+        def fail(_: Any, kind: type[Exception] = kind) -> int:
+            raise kind("a bug")
 
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_unknown_errors_keep_their_traceback(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Any) -> int:
-        raise kind("a bug")
-
-    monkeypatch.setattr(command_type("list"), "run", fail)
-    with pytest.raises(kind, match="a bug"):
-        main(["list", "models"])
+        monkeypatch.setattr(command_type("list"), "run", fail)
+        with pytest.raises(kind, match="a bug"):
+            main(["list", "models"])
 
 
 @pytest.mark.parametrize(
@@ -143,9 +135,6 @@ def test_a_closed_output_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (ended.value.code, capsys.readouterr().out) == (2, "")
 
 
-# ----------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -163,12 +152,10 @@ def test_a_closed_output_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_an_output_that_cannot_be_written_is_found_first(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Before a checkpoint is looked for: a name that is too long, and a file where a folder should be."""
     code, out, err = call(capsys, *words.replace("LONG", "ä" * 125).split())
-    assert (code, out) == (2, "")
-    assert "give one of at most" in err
+    assert (code, out, "ää" in err) == (2, "", True)
     Path("file").touch()
     code, out, err = call(capsys, *words.replace("LONG", "file/x").split())
-    assert (code, out) == (2, "")
-    assert "is not a folder; give another name" in err
+    assert (code, out, "file" in err) == (2, "", True)
     assert list(Path().iterdir()) == [Path("file")]
 
 
@@ -177,13 +164,8 @@ def test_another_runs_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     argv = ["pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL, "--optim.lr", "0.5"]
     code, _, err = call(capsys, *argv)
     assert code == 2
-    assert (
-        f"the work folder {run} holds a run with other settings: optim.lr: 0.002 -> 0.5 Give another --workdir" in err
-    )
+    assert "optim.lr: 0.002 -> 0.5" in err
     assert (run / "metrics.jsonl").read_bytes() == before
-
-
-# ---------------------------------------------------------------------------------------------- as a process
 
 
 def process(*argv: str) -> subprocess.Popen:
@@ -214,25 +196,28 @@ def test_a_reader_that_has_ended(words: tuple[str, ...], monkeypatch: pytest.Mon
     assert started.returncode == 0
 
 
-def test_several_processes_print_once(run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
-    """What torchrun does, without its start: both test their share, one prints what a single process prints."""
+def test_several_processes_print_once(
+    run: Path,
+    in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What torchrun does, without its start: both test their share, one prints what a single process prints; an error
+    ends both; a command for one process is refused."""
 
-    def job() -> str:
+    def job(checkpoint: object) -> tuple[str, Any]:
         message = io.StringIO()
-        with contextlib.redirect_stdout(message), contextlib.suppress(SystemExit):
-            main(["evaluate", str(run), "--json", "--device", "cpu"])
-        return message.getvalue()
+        with contextlib.redirect_stdout(message), pytest.raises(SystemExit) as ended:
+            main(["evaluate", str(checkpoint), "--json", "--device", "cpu"])
+        return message.getvalue(), ended.value.code
 
-    (whole,) = in_ranks(1, job)
-    assert len(json.loads(whole)["per_class"]) == 3
-    assert in_ranks(2, job) == [whole, ""]
-
-
-def test_several_processes_end_together(in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
-    def job() -> None:
-        main(["evaluate", "nowhere"])
-
-    assert [str(ended) for ended in in_ranks(2, job)] in (["2", "2"], ["2", "1"], ["1", "2"])
+    (whole,) = in_ranks(1, functools.partial(job, run))
+    assert len(json.loads(whole[0])["per_class"]) == 3
+    assert in_ranks(2, functools.partial(job, run)) == [whole, ("", 0)]
+    assert [code for _, code in in_ranks(2, functools.partial(job, "nowhere"))] in ([2, 2], [2, 1], [1, 2])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = call(capsys, "list", "models")
+    assert (code, "4" in err) == (2, True)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -241,6 +226,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in files if "tensorboard" not in path.parts)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_several_processes_train(
     tmp_path: Path, run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
@@ -276,13 +262,6 @@ def test_several_processes_train(
         assert names[0] == names[1]
     records = (tmp_path / "two-0/metrics.jsonl").read_text()
     assert records.count("fewshot_2shot") == 2
-
-
-def test_several_processes_where_one_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    code, _, err = call(capsys, "list", "models")
-    assert code == 2
-    assert "`vitlab list` runs in one process, and torchrun has started 4" in err
 
 
 @pytest.mark.slow

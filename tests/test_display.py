@@ -10,14 +10,11 @@ from vitlab import display
 from vitlab.display import ProgressDisplay, format_duration, format_rate, format_table
 
 
-def test_tables_align_numbers_to_the_right() -> None:
+def test_tables_durations_and_rates() -> None:
     rows = [{"model": "ViT-B/16", "parameters": 86_567_656}, {"model": "R50", "parameters": None}]
     assert format_table(rows) == "model     parameters\nViT-B/16  86,567,656\nR50"
     assert format_table(rows, markdown=True).splitlines()[:2] == ["| model | parameters |", "| --- | --: |"]
     assert format_table([]) == ""
-
-
-def test_durations_and_rates() -> None:
     assert [format_duration(seconds) for seconds in (3.4, 83, 3723)] == ["0:03", "1:23", "1:02:03"]
     assert [format_rate(rate) for rate in (1234.5, 56.4, 7.84)] == ["1,234", "56", "7.8"]
 
@@ -31,30 +28,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was done before took no time."""
     with ProgressDisplay("reading", 300) as progress:
         for done in range(10, 300, 10):
             progress.update(done)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("reading: 30 of 300 images · ETA 0:")
-
-
-@pytest.mark.usefixtures("clock")
-def test_what_was_done_before_took_no_time(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay("study", 30, "points", done=10) as progress:
         progress.update(10, force=True)
         progress.update(20, force=True)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "study: 10 of 30 points"
-    assert second == "study: 20 of 30 points · ETA 0:04"
-
-
-@pytest.mark.usefixtures("clock")
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay("x", 10, quiet=True) as progress:
         progress.update(5, force=True)
         progress.say("nothing")
-    assert capsys.readouterr().err == ""
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["study: 10 of 30 points", "study: 20 of 30 points · ETA 0:04"]
 
 
 def test_a_forced_line_and_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,11 @@
-import subprocess
+import runpy
 import sys
 
+import pytest
 
-def test_help() -> None:
-    run = subprocess.run([sys.executable, "-m", "vitlab", "--help"], check=True, capture_output=True, text=True)
-    assert "pretrain" in run.stdout
+
+def test_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["vitlab", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("vitlab", run_name="__main__")
+    assert (ended.value.code, "pretrain" in capsys.readouterr().out) == (0, True)

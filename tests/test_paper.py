@@ -185,6 +185,7 @@ def page() -> str:
 
 
 def test_every_part_of_the_paper_has_its_row(page: str) -> None:
+    assert len(rows(page)) >= len(PARTS)
     assert wrong_parts(page) == []
 
 
@@ -214,44 +215,3 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 def test_every_measurement_stands_where_it_says(page: str) -> None:
     assert unseen_numbers(page, PAGE) == []
-
-
-GOOD = (
-    '| <a id="eq-1"></a>**Eq. 1** patches | `models/vit.py` `ViT`, `ViT.forward` | `vitlab demo` '
-    "| `tests/models/test_vit.py` | error 2.1 ([there](made.md#a-heading-of-ours)) |\n"
-)
-
-
-def test_a_good_row_has_no_errors(tmp_path: Path) -> None:
-    (tmp_path / "made.md").write_text("## A heading, of ours!\n\nError 2.1\n")
-    assert rows(GOOD)[0][:2] == ("Eq. 1", "eq-1")
-    assert not [wrong for wrong in wrong_parts(GOOD) if "Eq. 1:" in wrong]
-    assert unknown_names(GOOD) == names_without_file(GOOD) == []
-    assert dead_links(GOOD, tmp_path / "page.md") == unseen_numbers(GOOD, tmp_path / "page.md") == []
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        ("eq-1", "eq-2", "Eq. 1: its anchor is eq-2"),
-        ("`models/vit.py` `ViT`, `ViT.forward`", "the model", "Eq. 1: no name in a file, nor 'not yet'"),
-        ("`tests/models/test_vit.py`", "-", "Eq. 1: no test"),
-        ("models/vit.py", "models/no_such_file.py", "models/no_such_file.py"),
-        ("`ViT.forward`", "`ViT.no_such_method`", "models/vit.py ViT.no_such_method"),
-        ("`ViT.forward`", "`ViT.forward`; `Elsewhere.forward`", "Eq. 1: `Elsewhere.forward`"),
-        ("of-ours)", "of-others)", "made.md#a-heading-of-others"),
-        ("error 2.1", "error 2.2", "Eq. 1: 2.2"),
-    ],
-)
-def test_errors_are_reported(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    (tmp_path / "made.md").write_text("## A heading, of ours!\n\nError 2.1\n")
-    text, path = GOOD.replace(old, new), tmp_path / "page.md"
-    assert text != GOOD
-    complaints = (
-        *wrong_parts(text),
-        *unknown_names(text),
-        *names_without_file(text),
-        *dead_links(text, path),
-        *unseen_numbers(text, path),
-    )
-    assert complaint in complaints

@@ -35,12 +35,17 @@ def test_a_world_size_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch, c
         ("LOCAL_RANK", ""),
         ("MASTER_PORT", "x"),
         ("MASTER_PORT", "0"),
+        ("MASTER_ADDR", None),
     ],
 )
-def test_variables_out_of_range(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, value in (JOB | {name: text}).items():
+def test_variables_out_of_range_or_missing(name: str, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in JOB.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(UserError, match=f"{name} is .*allowed: .* to "):
+    if text is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, text)
+    with pytest.raises(UserError, match=name):
         world_from_environment()
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import graphlib
 import itertools
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from breaks import BREAKS, applies
+from program import SMALL
 
 import vitlab
 from vitlab.errors import UserError
@@ -179,23 +181,6 @@ def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
     assert len(wrong_imports(path, source)) == 1
 
 
-def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
-    """The modules that import each other, directly or through others: the strongly connected components of `graph`,
-    module -> modules that it imports."""
-    reached: dict[str, set[str]] = {}
-    for module in graph:
-        reached[module], waiting = set(), [module]
-        while waiting:
-            new = graph[waiting.pop()] - reached[module]
-            reached[module] |= new
-            waiting += new
-    return {
-        tuple(sorted(other for other in reached[module] if module in reached[other]))
-        for module in graph
-        if module in reached[module]
-    }
-
-
 def import_graph() -> dict[str, set[str]]:
     """Module of src/vitlab -> the modules that its text imports, also in functions and for types alone."""
     modules = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in SOURCES}
@@ -217,12 +202,7 @@ def parents(name: str) -> Iterator[str]:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    assert circles(import_graph()) == set()
-
-
-def test_a_circle_is_seen() -> None:
-    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
-    assert circles(graph) == {("b", "c")}
+    graphlib.TopologicalSorter(import_graph()).prepare()  # raises CycleError
 
 
 def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
@@ -232,7 +212,7 @@ def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
         f"for wing in {WINGS}: sys.modules['vitlab.' + wing] = None\n"
         f"for name in {CORE_MODULES}: importlib.import_module(name)\n"
         "from vitlab.cli import main\n"
-        "run = ['pretrain', 'tiny-digits', '--steps', '2', '--workdir', 'run', '--device', 'cpu']\n"
+        f"run = ['pretrain', 'tiny-digits', '--steps', '2', '--workdir', 'run', *{SMALL}]\n"
         "sys.exit(main(run) or main(['evaluate', 'run']))"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
@@ -241,13 +221,11 @@ def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TEN_FILES)
 def test_the_ten_files(name: str) -> None:
-    """Short, in the README in this order, without a wing; each opens with its content and a line that shows it."""
+    """Short, in the README in this order, without a wing; each opens with the part of the paper that it implements."""
     text = (SRC / name).read_text()
     assert text.count("\n") <= 300
     docstring = ast.get_docstring(parse(SRC / name)) or ""
-    assert 5 <= docstring.count("\n") + 1 <= 20
     assert re.search(r"\b(Eq|Sec|App|Table|Fig)\. ?[0-9A-Z]", docstring)
-    assert re.search(r"^    \S", docstring, re.MULTILINE), "an indented line that shows it"
     used = {below[1] for _, full in imports(ast.parse(text)) if (below := full.split("."))[0] == "vitlab"}
     assert not used & {*WINGS} - {"inspection"}
     readme = (ROOT / "README.md").read_text()
@@ -325,6 +303,7 @@ def is_a_command(arguments: list[str]) -> bool:
 
 def test_documented_commands_parse() -> None:
     every = {shlex.join(arguments): arguments for path in DOCUMENTS for arguments in commands(path.read_text())}
+    assert len(every) > 100
     assert [words for words, arguments in every.items() if not is_a_command(arguments)] == []
 
 
@@ -335,18 +314,6 @@ def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(vitlab, "create_model", functools.partial(vitlab.create_model, depth=4))
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)):
         exec(compile(block, f"{path.name}, block {number}", "exec"), {})
-
-
-def test_commands_are_found_wherever_they_stand() -> None:
-    text = (
-        "Try `vitlab list`, not `vitlab.list_models` or `vitlab`.\n```python\nvitlab.create_model('x')\n```\n"
-        "and\n```bash\n$ vitlab demo  # two minutes\n"
-        "CUDA_VISIBLE_DEVICES=0 vitlab predict run \\\n    a.png | head\n"
-        "make demo && python -m vitlab doctor --json\ntorchrun --nproc-per-node 8 -m vitlab pretrain\n```\n"
-        "```text\nvitlab 0.1.0\n```\n"
-    )
-    matches = sorted(" ".join(arguments) for arguments in commands(text))
-    assert matches == ["demo", "doctor --json", "list", "predict run a.png", "pretrain"]
 
 
 def test_names_and_settings_are_there_without_torch() -> None:
@@ -364,7 +331,7 @@ def test_every_public_name_is_there() -> None:
     for name in (*vitlab.MODULE_OF, *vitlab.SUBPACKAGES):
         assert getattr(vitlab, name).__doc__
         assert name in dir(vitlab)
-    with pytest.raises(AttributeError, match=r"no 'build_model'; its public names are .*create_model"):
+    with pytest.raises(AttributeError, match="create_model"):
         _ = vitlab.build_model  # pyright: ignore[reportAttributeAccessIssue]
 
 

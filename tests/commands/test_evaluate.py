@@ -27,19 +27,13 @@ def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
     code, out, _ = call(capsys, *argv)
     assert code == 0
     assert out.splitlines()[1].split()[:4] == ["digits", "5", "1024", f"{result['rows'][0]['mean']:.2%}"]
-    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "3", "--cache", "cache", "--device", "cpu")
-    assert list(probed["accuracies"]) == ["3"]
+    probe = ["probe", str(run), "--dataset", "digits", "--cache", "cache", "--device", "cpu"]
+    assert list(answer(capsys, *probe, "--k", "3")["accuracies"]) == ["3"]
     assert len(list(Path("cache").iterdir())) == 3  # few of train, test, all of train
     assert not Path("elsewhere").exists()
-
-
-def test_precision(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    half, options = ["--precision", "bfloat16"], ["--device", "cpu"]
-    evaluated = answer(capsys, "evaluate", str(run), *options, *half)
-    few = answer(
-        capsys, "fewshot", str(run), "--dataset", "digits", "--shots", "1", "--cache", "cache", *options, *half
-    )
-    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "1", "--cache", "cache", *options, *half)
+    half = ["--precision", "bfloat16"]
+    evaluated = answer(capsys, "evaluate", str(run), "--device", "cpu", *half)
+    few, probed = answer(capsys, *argv, *half), answer(capsys, *probe, "--k", "1", *half)
     assert evaluated["computed_in"] == few["settings"]["computed_in"] == probed["computed_in"] == "bfloat16"
 
 
@@ -53,8 +47,7 @@ def test_predict_counts_what_it_could_not_read(
     assert len(lines) == 2
     assert lines[0].startswith("empty.png: cannot be read: ")
     assert lines[1].startswith(f"{image}: ")
-    prepared = "vitlab: images: squash to 8x8 (bilinear, no antialias)"
-    assert err == f"vitlab: loading {run} ... {prepared} vitlab: 1 images could not be read (named above)."
+    assert "1 images could not be read" in err
 
 
 def test_predict_writes_a_table(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,9 +96,7 @@ def test_an_interrupted_table_keeps_what_is_done(
     assert rows == [f"{number}.png,'=1+1,0.75,Übung,0.25,0," for number in range(3)]
 
 
-def test_a_table_is_completed_when_the_reader_of_the_output_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_is_completed_when_the_reader_of_the_output_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `| head -1`: rows are written as they come, and all of them."""
     monkeypatch.setattr("vitlab.evaluation.predict.predict", predicted(50))
     reader, writer = os.pipe()

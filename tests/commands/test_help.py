@@ -41,6 +41,9 @@ def test_the_help_has_the_flags_that_are_read(name: str, capsys: pytest.CaptureF
 
 
 def test_help_all_shows_what_help_hides(capsys: pytest.CaptureFixture[str]) -> None:
+    """The overview names every command; a recipe gives the defaults; a ResNet has settings of its own."""
+    overview = help_text(capsys, "--help")
+    assert all(re.search(rf"^  {name} +[A-Z]", overview, re.MULTILINE) for name in COMMANDS)
     usual, every = (help_text(capsys, "finetune", flag) for flag in ("--help", "--help-all"))
     for flag in ("--model.dropout", "--optim.beta1", "--data.pad", "--fewshot.shots", "--fsdp"):
         assert f"{flag} " not in usual
@@ -48,14 +51,7 @@ def test_help_all_shows_what_help_hides(capsys: pytest.CaptureFixture[str]) -> N
     assert "--optim.lr FLOAT" in usual
     assert "--model.depth" not in every  # the checkpoint brings it
     assert "--model.depth" in help_text(capsys, "pretrain", "--help-all")
-
-
-def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"--optim.lr FLOAT .*\(default:\s+0\.0008\)", help_text(capsys, "pretrain", "jft", "--help"))
-
-
-def test_help_of_a_resnet(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its channels are a class variable and no setting."""
     assert "--model.head-bias" in help_text(capsys, "pretrain", "jft", "--model", "R50x1", "--help-all")
 
 
@@ -65,8 +61,3 @@ def test_settings_left_to_the_data_have_no_default(capsys: pytest.CaptureFixture
         assert re.search(rf"  {flag} (?:(?!\n  --).)*?\(chosen\s+by\s+the\s+data\)", staged, re.DOTALL)
     assert re.search(r"--optim.lr FLOAT (?:(?!\n  --).)*?\(default:\s+0\.0001\)", staged, re.DOTALL)
     assert "chosen" not in re.sub("the.*chosen", "", paper.partition("settings")[2])
-
-
-def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    out = help_text(capsys, "--help")
-    assert all(re.search(rf"^  {name} +[A-Z]", out, re.MULTILINE) for name in COMMANDS)

@@ -9,33 +9,28 @@ import pytest
 from program import answer, call
 
 import vitlab.cost.doctor
-from vitlab.commands.info import LISTS, datasets, models, recipes, vtab
+from vitlab.commands.info import LISTS, datasets, models
 from vitlab.data.registry import DATASETS
-from vitlab.data.vtab.tasks import TASKS
 from vitlab.models import MODELS
-from vitlab.recipes import FINETUNE, PRETRAIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-
-
-def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
-    monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
-    assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
 
 
 @pytest.mark.parametrize("what", LISTS)
 def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, "list", what) == json.loads(json.dumps(LISTS[what]()))
     code, out, _ = call(capsys, "list", what, "no-such-name")
-    assert (code, out) == (0, f"no {what} match 'no-such-name'\n")
+    assert (code, "no-such-name" in out) == (0, True)
 
 
-def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "list", "models", "ViT-[BL]/16")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["model", "ViT-B/16", "ViT-L/16"]
     assert "86,567,656" in out
+    monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
+    monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
+    assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
 
 
 @pytest.mark.parametrize(
@@ -71,21 +66,3 @@ def test_rows_of_data_sets() -> None:
     assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
     assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"
     assert all(row["license"] and row["source"] for row in rows.values())
-
-
-def test_rows_of_vtab(tmp_path: Path) -> None:
-    rows = {row["task"]: row for row in vtab()}
-    assert list(rows) == list(TASKS)
-    assert (rows["eurosat"]["called"], rows["eurosat"]["classes"], rows["eurosat"]["test"]) == ("EuroSAT", 10, 5_400)
-    access = {name: rows[name]["data"] for name in ("svhn", "clevr_count", "kitti_distance")}
-    assert access == {"svhn": "automatic", "clevr_count": "by hand", "kitti_distance": "license"}
-    (row,) = vtab("resisc*", tmp_path)
-    assert row["available"] == "-"
-
-
-def test_rows_of_recipes() -> None:
-    rows = {(row["command"], row["recipe"]): row for row in recipes()}
-    assert list(rows) == [*(("pretrain", name) for name in PRETRAIN), *(("finetune", name) for name in FINETUNE)]
-    assert rows["pretrain", "imagenet"]["length"] == "300 epochs"
-    assert rows["finetune", "imagenet"]["length"] == "20,000 steps"
-    assert rows["finetune", "cifar10"]["about"] == "Table 4, cifar10."

@@ -33,12 +33,12 @@ def test_study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("vitlab.studies.report.as_text", lambda result: f"the claims of {result}")
     code, out, err = call(capsys, "study", "head", "--processes", "2", "--device", "cpu")
     assert (code, calls) == (0, [("head", {"processes": 2, "device": "cpu", "clock": None})])
-    assert out.splitlines()[0] == "the claims of {'a': 1}"
-    assert out.splitlines()[-1].startswith("report: runs/study-head-small/report.md")
-    assert "vitlab: 64 of 64 runs to train, about " in err
+    assert "the claims of {'a': 1}" in out
+    assert "runs/study-head-small/report.md" in out
+    assert "64 of 64 runs to train, about " in err
     assert answer(capsys, "study", "head") == {"a": 1}
     _, _, err = call(capsys, "study", "head", "--dataset", "folder:mine")  # of an unknown number of images
-    assert err.endswith("vitlab: 64 of 64 runs to train; --scale tiny is a smoke test of minutes ...")
+    assert "64 of 64 runs to train" in err
 
 
 @pytest.mark.parametrize(

@@ -29,40 +29,33 @@ def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.Captu
     code, out, err = call(capsys, *argv)
     assert code == 0
     assert "<- chosen" in out
-    assert "accuracy over 2 runs: " in out
-    assert f"settings: {folder / 'config.json'}" in err
     settings = json.loads((folder / "config.json").read_text())
     assert (settings["learning_rates"], settings["batch_size"], settings["held_out"]) == ([0.1, 0.2], 32, 0.1)
     assert settings["model"]["image_size"] == 8
     assert " step " not in err  # nothing was trained
 
 
-def test_finetune_in_stages(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The least-squares head alone; its report, its model card, and its threshold for `predict`."""
-    argv = ["finetune", str(run), "--dataset", "digits", "--runs", "0", "--device", "cpu", "--data.classes", "0", "1"]
-    result = answer(capsys, *argv)
-    assert (result["chosen"], result["sweep"], result["runs"]) == ("linear", [], [])
-    folder = Path("runs/finetune-digits")
-    assert "Least-squares head for digits" in (folder / "report" / "index.html").read_text()
-    assert "accuracy" in (folder / "model" / "README.md").read_text()
-    code, _, err = call(capsys, "predict", str(folder), str(image), "--reject-below", "auto", "--device", "cpu")
-    threshold = json.loads((folder / "model" / "config.json").read_text()).get("reject_below")
-    assert (code == 0) == (result["linear"]["reject_below"] is not None), err
-    assert threshold is None or threshold == result["linear"]["reject_below"]
-
-
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_among_the_images_is_not_data(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The work folder is below the current folder, which holds the classes."""
+    """The work folder is below the current folder, which holds the classes. The least-squares head alone, its report,
+    its model card, and its threshold for `predict`."""
     for number in range(40):
         put(tmp_path / "pets" / ("cat", "dog")[number % 2] / f"{number}.png", 60 + 6 * number)
     monkeypatch.chdir(tmp_path / "pets")
     argv = ["finetune", str(run), "--dataset", "folder:.", "--runs", "0", "--device", "cpu"]
     first = answer(capsys, *argv)
-    assert Path("runs/finetune-pets/report/figures").is_dir()
+    assert (first["chosen"], first["sweep"], first["runs"]) == ("linear", [], [])
+    folder = Path("runs/finetune-pets")
+    assert (folder / "report/figures").is_dir()
+    assert "accuracy" in (folder / "model" / "README.md").read_text()
     assert answer(capsys, *argv) == first
     assert [row["class"] for row in first["test"]["per_class"]] == ["cat", "dog"]
+    threshold = json.loads((folder / "model" / "config.json").read_text()).get("reject_below")
+    assert threshold in (None, first["linear"]["reject_below"])
+    code, _, err = call(capsys, "predict", str(folder), "cat/0.png", "--reject-below", "auto", "--device", "cpu")
+    assert (code == 0) == (threshold is not None), err
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +66,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert calls == [(Path("there"), 5)]
     _, out, _ = call(capsys, "demo")
     assert "98.5%" in out
-    assert out.splitlines()[-1] == "out/index.html"
+    assert "out/index.html" in out
 
 
 def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:

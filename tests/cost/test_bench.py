@@ -50,17 +50,13 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = bench(NAMES, ONE, tmp_path)
     (row,) = record["rows"]
     assert (row["model"], row["image_size"], row["mode"], row["batch"]) == ("Tiny/8", 16, "infer", 2)
-    speed = row["images_per_s"]
-    assert len(speed["all"]) == 3
-    assert row["tflops"] == pytest.approx(speed["median"] * 2 * TINY.forward_macs / 1e12)
+    assert len(row["images_per_s"]["all"]) == 3
     assert row["mfu"] is None  # the peak of a CPU is unknown
     assert row["peak_bytes"] == 2 * MIB
     assert 0 < row["ceiling"]["share"]["median"] < 1
     assert (record["settings"]["dtype"], record["machine"]["threads"]) == ("float32", torch.get_num_threads())
     assert json.loads((tmp_path / "bench.json").read_text()) == record
-    progress = capsys.readouterr().err
-    assert "[1/1] Tiny/8, 16 pixels, inference\n" in progress  # before it is measured
-    assert "[1/1] Tiny/8, 16 pixels, inference: batch 2, images/s " in progress
+    assert "[1/1] Tiny/8, 16 pixels, inference\n" in capsys.readouterr().err  # before it is measured
 
 
 def test_speed_and_share_of_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,20 +74,24 @@ def test_speed_and_share_of_the_ceiling(tmp_path: Path, monkeypatch: pytest.Monk
     assert row["ceiling"]["share"]["median"] == 0.5
 
 
-def test_what_does_not_fit_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = bench(NAMES, dataclasses.replace(ONE, memory=1 / 1024), tmp_path)
-    assert "a batch of 2 does not fit" in record["rows"][0]["skipped"]
-    assert "inference: skipped: a batch of 2 does not fit" in capsys.readouterr().err
-    assert table(record) == []
-
-
-def test_what_does_not_fit_into_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row is refused, and the next one is measured."""
+def test_what_does_not_fit_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into the given memory, or into the free memory; the next row is measured, and the command fails."""
     rooms = [1000, 2**30]
-    monkeypatch.setattr(module, "free_memory", lambda _: rooms.pop(0))
-    first, second = bench(NAMES, dataclasses.replace(ONE, sizes=(16, 24)), tmp_path)["rows"]
-    assert "a batch of 2 does not fit into the free memory; give a smaller --batch" in first["skipped"]
-    assert "skipped" not in second
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "free_memory", lambda _: rooms.pop(0))
+        record = bench(NAMES, dataclasses.replace(ONE, sizes=(16, 24)), tmp_path)
+    assert "a batch of 2 does not fit" in record["rows"][0]["skipped"]
+    assert "skipped" not in record["rows"][1]
+    assert len(table(record)) == 1
+    monkeypatch.setattr(module, "peak_bytes", lambda spec: spec.config.image_hw[0] * MIB)
+    words = "Tiny/8 --batch 2 --seconds 1e-6 --rounds 2 --memory 0.02 --dtype float32 --no-largest --sizes 16"
+    assert call(capsys, "bench", *words.split())[0] == 0
+    code, out, _ = call(capsys, "bench", *words.split(), "24", "--out", "both")
+    assert code == 1
+    assert "Tiny/8, 24 pixels, infer: a batch of 2 does not fit" in out
+    assert "skipped: Tiny/8, 16" not in out
 
 
 def test_an_interrupted_bench_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,30 +138,6 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert 0.9 * 102 < json.loads(out)["rows"][0]["largest"] <= 102  # MiB in 0.1 GiB
 
 
-def test_skipped_rows_fail_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "peak_bytes", lambda spec: spec.config.image_hw[0] * MIB)
-    words = "Tiny/8 --sizes 16 24 --batch 2 --seconds 1e-6 --rounds 2 --memory 0.02 --dtype float32 --no-largest"
-    code, out, _ = call(capsys, "bench", *words.split())
-    assert code == 1
-    assert "skipped: Tiny/8, 24 pixels, infer: a batch of 2 does not fit" in out
-    assert "skipped: Tiny/8, 16" not in out
-    words = words.replace("24 ", "")
-    assert call(capsys, "bench", *words.split())[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("ViT-B/17", "unknown model 'ViT-B/17'"),
-        ("--device tpu", "'tpu'"),
-    ],
-)
-def test_bad_input(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "bench", *words.split())
-    assert (code, out) == (2, "")
-    assert message in err.replace("\n", " ")
-
-
 def test_models_and_sizes() -> None:
     rows = row_keys(FIGURE_12, BenchOptions(mode="both"))
     assert len(rows) == len(set(rows)) == 2 * len(FIGURE_12) * 5 == 80
@@ -181,22 +157,20 @@ def test_the_largest_batch(limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "most", "best", "tried"),
+    ("rates", "most", "best"),
     [
-        ({1: 10, 2: 20, 4: 30, 8: 30.5, 16: 30.8, 32: 99}, 64, 4, [1, 2, 4, 8, 16]),
-        ({1: 10, 2: 9, 4: 30, 8: 10, 16: 10}, 64, 4, [1, 2, 4, 8, 16]),  # one doubling without a gain is skipped
-        ({1: 10, 2: 20, 4: 40}, 5, 4, [1, 2, 4]),
+        ({1: 10, 2: 20, 4: 30, 8: 30.5, 16: 30.8, 32: 99}, 64, 4),  # tried up to 16
+        ({1: 10, 2: 9, 4: 30, 8: 10, 16: 10}, 64, 4),  # one doubling without a gain is skipped
+        ({1: 10, 2: 20, 4: 40}, 5, 4),
     ],
 )
-def test_the_fastest_batch(
-    rates: dict[int, float], most: int, best: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fastest_batch(rates: dict[int, float], most: int, best: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(module, "build", lambda spec: seen.append(spec.batch))
     timing = SimpleNamespace(timeit=lambda _: SimpleNamespace(mean=seen[-1] / rates[seen[-1]]))
     monkeypatch.setattr(module.measure, "timer", lambda step: timing)
     assert fastest_batch(StepSpec(TINY, "infer", 1, "float32"), lambda batch: batch <= most) == best
-    assert seen == tried
+    assert seen == [batch for batch in rates if batch <= 16]
 
 
 def test_peak_on_a_cpu() -> None:

@@ -51,22 +51,25 @@ def test_rounds_are_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(measure, "timer", timer)
     rates = time_interleaved({"slow": lambda: "slow", "fast": lambda: "fast"}, 0.03, 2)
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0])["quartiles"] == [2.0, 4.0]
+    assert ratio([4.0, 2.0], [2.0, 1.0])["all"] == [2.0, 2.0]  # by rounds
     assert rates == {"slow": pytest.approx([50, 50]), "fast": pytest.approx([500, 500])}
     assert counts == [("slow", 1), ("fast", 1), *2 * [("slow", 2), ("fast", 15)]]
 
 
-def test_spread_and_ratio() -> None:
-    values = [4.0, 1.0, 2.0, 3.0, 5.0]
-    assert spread(values) == {"median": 3.0, "quartiles": [2.0, 4.0], "all": values}
-    assert ratio([4.0, 2.0], [2.0, 1.0])["all"] == [2.0, 2.0]  # by rounds
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_products_are_those_of_the_formula(config: ModelConfig) -> None:
+    """With their gradients in training; without attention there are the dense layers' alone."""
     for training, factor in ((False, 3), (True, 9)):
         products = count_products(config, 3, training)
         macs = sum(p.batch * p.m * p.k * p.n * times for p, times in products.items())
         assert macs == factor * config.forward_macs
+        assert product_flops(products) == 2 * macs
+        if config is SMALL:
+            dense = count_products(SMALL, 3, training, attention=False)
+            attention = 2 * 2 * (3 * 2) * 17 * 17 * 16  # two layers, two products each
+            assert product_flops(products) - product_flops(dense) == factor // 3 * 2 * attention
+            assert all(product.batch == 1 for product in dense)
 
 
 def test_shapes_of_a_vit() -> None:
@@ -83,15 +86,6 @@ def test_shapes_of_a_vit() -> None:
             Product(1, 3, width, 5): 1,
         }
     )
-
-
-def test_products_without_attention() -> None:
-    """The dense layers' alone, with their gradients in training; FLOPs are two per multiply-accumulate."""
-    for training, factor in ((False, 1), (True, 3)):
-        whole, dense = (count_products(SMALL, 3, training, attention=attention) for attention in (True, False))
-        attention = 2 * 2 * (3 * 2) * 17 * 17 * 16  # two layers, two products each
-        assert product_flops(whole) - product_flops(dense) == factor * 2 * attention
-        assert all(product.batch == 1 for product in dense)
 
 
 def test_a_step_computes_every_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 import dataclasses
 import functools
-import json
 from typing import Any
 
 import pytest
-from program import call
+from program import answer, call
 
 from vitlab.config import DataConfig
 from vitlab.cost import plan
@@ -26,9 +25,6 @@ IMAGES = 1438  # digits' trainval
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting the memory of large models takes seconds; test_memory.py tests it."""
     monkeypatch.setattr(plan, "rank_bytes", lambda _, images, *__: {"activations": images})
-
-
-# --------------------------------------------------------------------------------------------------------------- time
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -62,12 +58,16 @@ def test_core_days_of_table_2() -> None:
 @pytest.mark.usefixtures("_no_counting")
 def test_printed_core_days_stand_beside_the_estimate() -> None:
     """Of the three runs of Table 2, and of no other."""
-    text = format_estimate(on_h100(PRETRAIN["jft"]("ViT-H/14"), model_name="ViT-H/14"))
-    assert "2,306 core-days, estimated at 21.4 TFLOP/s, the mean of Table 2; Table 2 prints 2,500\n" in text
-    for recipe, model, printed in (("jft", "ViT-L/16", 680), ("imagenet21k", "ViT-L/16", 230), ("jft", "R50x1", None)):
-        assert on_h100(PRETRAIN[recipe](model), model_name=model)["tpuv3_core_days"]["printed"] == printed
-    short = dataclasses.replace(PRETRAIN["jft"]("ViT-L/16"), epochs=7.0)
-    assert "prints" not in format_estimate(on_h100(short, model_name="ViT-L/16"))
+    for recipe, model, epochs, printed in (
+        ("jft", "ViT-H/14", 14.0, 2500),
+        ("jft", "ViT-L/16", 14.0, 680),
+        ("imagenet21k", "ViT-L/16", 90.0, 230),
+        ("jft", "R50x1", 7.0, None),
+        ("jft", "ViT-L/16", 7.0, None),
+    ):
+        cost = on_h100(dataclasses.replace(PRETRAIN[recipe](model), epochs=epochs), model_name=model)
+        assert cost["tpuv3_core_days"]["printed"] == printed
+        assert ("prints" in format_estimate(cost)) == (printed is not None)
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -81,15 +81,6 @@ def test_finetuning_counts_with_its_search() -> None:
     assert cost["exaflops"] == pytest.approx(5 * on_h100(once)["exaflops"])
     unknown = on_h100(dataclasses.replace(once, data=DataConfig(name="folder:mine")))  # the steps are fixed
     assert (unknown["steps"], unknown["examples"], unknown["epochs"]) == (10_000, None, None)
-    assert "epochs of" not in format_estimate(unknown)
-
-
-@pytest.mark.usefixtures("_no_counting")
-def test_the_peak_does_not_fit_every_run() -> None:
-    """A fraction of it for float32 is taken as given, and frozen blocks are said to count."""
-    assert on_h100(dataclasses.replace(SMALL, precision="float32"), mfu="0.05")["mfu"] == pytest.approx(0.05)
-    frozen = on_h100(dataclasses.replace(SMALL, trained_blocks=1))
-    assert "assumed, as if all blocks were trained)" in format_estimate(frozen)
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -101,9 +92,6 @@ def test_the_number_of_your_own_images() -> None:
     assert [on_h100(recipe, examples=count, **options)["steps"] for count in (1000, 30_000)] == [800, 16_000]  # 3 rates
     with pytest.raises(ValueError, match=r"folder:mine is unknown.*--examples"):
         on_h100(dataclasses.replace(SMALL, data=DataConfig(name="folder:mine")))
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
 
 
 def test_ddp_and_fsdp() -> None:
@@ -129,9 +117,6 @@ def test_the_microbatch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "alone: one image at once does not fit." in format_estimate(on_h100(SMALL, device="l4"))
 
 
-# -------------------------------------------------------------------------------------------------------------- speed
-
-
 @pytest.mark.usefixtures("_no_counting")
 def test_fine_tuning_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,000 images a CPU takes batches of 32 where a GPU takes 64, as `finetune` would there."""
@@ -151,7 +136,6 @@ def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "free_memory", lambda _: 2 * 10**9)  # as in a container with a limit
     cost = on_h100(SMALL, device="cpu", mfu="measured")
     assert cost["mfu"] is None
-    assert cost["mfu_source"] == "measured here, on cpu, with 64 images at once"
     assert 1e-5 < cost["tflops"] < 100
     assert cost["hours"] == pytest.approx(cost["exaflops"] * 1e6 / cost["tflops"] / 3600)
     assert cost["memory_bytes"] == 2 * 10**9
@@ -160,29 +144,23 @@ def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (two["hours"], two["memory_bytes"]) == (pytest.approx(cost["hours"] / 2), cost["memory_bytes"])
     monkeypatch.undo()
     monkeypatch.setattr(plan, "device_name", lambda _: "NVIDIA L4")
-    with pytest.raises(ValueError, match="this machine has NVIDIA L4, and --device is h100"):
+    with pytest.raises(ValueError, match="NVIDIA L4"):
         on_h100(SMALL, mfu="measured")
-
-
-# ------------------------------------------------------------------------------------------------------------ command
-
-
-@pytest.mark.usefixtures("_no_counting")
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "tiny-digits", "--device", "a100", "--count", "8", "--fsdp", "--activation-checkpointing"]
-    code, out, _ = call(capsys, *words)
-    assert code == 0
-    assert "of 8 a100 at 125 TFLOP/s each (MFU 40.0% of the bfloat16 peak, assumed)" in out
-    assert "(autocast, blocks recomputed; 8 of its 8 images at once; this run: fsdp)" in out
-    code, out, _ = call(capsys, *words, "--json")
-    cost = json.loads(out)
-    assert (cost["chosen"], cost["count"], cost["activation_checkpointing"]) == ("fsdp", 8, True)
-    assert (cost["model"]["name"], cost["examples"]) == (None, IMAGES)
 
 
 def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A flag fixes what the recipe leaves open."""
     calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(plan, "rank_bytes", lambda _, images, *__: {"activations": images})
+    words = ["tiny-digits", "--device", "a100", "--count", "8", "--fsdp", "--activation-checkpointing"]
+    cost = answer(capsys, "plan", *words)
+    assert (cost["chosen"], cost["count"], cost["activation_checkpointing"]) == ("fsdp", 8, True)
+    assert (cost["model"]["name"], cost["examples"], cost["tflops"]) == (
+        None,
+        IMAGES,
+        pytest.approx(0.4 * 312, rel=0.01),
+    )
+    assert "of 8 a100 at 125 TFLOP/s each" in call(capsys, "plan", *words)[1]
     monkeypatch.setattr(plan, "estimate", lambda config, **how: calls.append({"config": config, **how}) or {})
     monkeypatch.setattr(plan, "format_estimate", str)
     for words in (
@@ -206,19 +184,21 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("jtf", "unknown recipe 'jtf'; the nearest: jft"),
-        ("jft --device h10", "unknown device 'h10'; the nearest: h100"),
-        ("tiny-digits --count 65", "count is 65"),
-        ("jft --mfu 40", "--mfu is 40"),
-        ("jft --mfu fast", "--mfu is fast"),
-        ("jft --precision float32", "the known peak is for bfloat16; give --mfu measured"),
-        ("staged --finetune --examples 900 --runs 0", "runs is 0"),
-        ("tiny-digits --device cpu", "the peak of a CPU is unknown"),
-        ("jft --image-kb 0", "image_kb=0.0"),
+        ("plan jtf", "the nearest: jft"),
+        ("plan jft --device h10", "the nearest: h100"),
+        ("plan tiny-digits --count 65", "count is 65"),
+        ("plan jft --mfu 40", "--mfu is 40"),
+        ("plan jft --mfu fast", "--mfu is fast"),
+        ("plan jft --precision float32", "--mfu measured"),
+        ("plan staged --finetune --examples 900 --runs 0", "runs is 0"),
+        ("plan tiny-digits --device cpu", "CPU"),
+        ("plan jft --image-kb 0", "image_kb=0.0"),
+        ("bench ViT-B/17", "unknown model 'ViT-B/17'"),
+        ("bench --device tpu", "'tpu'"),
     ],
 )
 @pytest.mark.usefixtures("_no_counting")
 def test_bad_input(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "plan", *words.split())
+    code, out, err = call(capsys, *words.split())
     assert (code, out) == (2, "")
     assert message in err

@@ -59,13 +59,9 @@ def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
         image_distances=np.stack([mean_attention_distance([a[i : i + 1] for a in maps], *grids) for i in range(3)]),
         logits=logits.numpy(),
     )
-    compare(captured, expected)
-
-
-def compare(one: Capture, other: Capture) -> None:
-    assert (one.count, one.layers) == (other.count, other.layers)
+    assert (captured.count, captured.layers) == (expected.count, expected.layers)
     for name in ARRAYS:
-        first, second = getattr(one, name), getattr(other, name)
+        first, second = getattr(captured, name), getattr(expected, name)
         assert first.dtype == np.float32
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-4 if name == "components" else 1e-6)
 

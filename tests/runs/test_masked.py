@@ -103,32 +103,17 @@ def test_its_model_is_a_plain_vit(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["downsized", "regression"])
 def test_other_targets(target: Any, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, masking=MaskingConfig(target), steps=8, log_every=4, eval_every=None)
-    test = pretrain(config, tmp_path, device="cpu", tensorboard=False).result["test"]
-    assert ("accuracy" in test) == (target == "downsized")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(("accuracy" in line) == (target == "downsized") for line in lines if "grad_norm" in line)
-    assert load_whole(tmp_path).masking == MaskingConfig(target)
+    finished = pretrain(config, tmp_path, device="cpu", tensorboard=False)
+    assert finished.result["test"]["loss"] > 0
+    model = load_whole(tmp_path)
+    assert model.masking == MaskingConfig(target)
     with Image.open(tmp_path / "reconstructions.png") as sheet:
-        assert sheet.width > 4 * 112
-        assert sheet.height > 8 * 112
-
-
-# ---------------------------------------------------------------------------------------------------------- the files
-
-
-def test_saved_and_loaded_whole(tmp_path: Path) -> None:
-    model = MaskedViT(MODEL, MaskingConfig("downsized", share=0.15))
+        assert min(sheet.width / 4, sheet.height / 8) > 112
     contents = set()
     for _ in range(8):  # to the same bytes
         save_masked(model, tmp_path, extra={})
         contents.add((tmp_path / "masking.safetensors").read_bytes())
     assert len(contents) == 1
-    loaded = load_whole(tmp_path)
-    assert loaded.masking == model.masking
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
-
-
-# --------------------------------------------------------------------------------------------------- reconstructions
 
 
 def patch_of(images: np.ndarray, position: int) -> np.ndarray:
@@ -162,7 +147,7 @@ def test_reconstruction_of_a_constant_prediction() -> None:
 
 
 @pytest.mark.parametrize("patch", [4, 6])
-def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
+def test_reconstructions_of_sixteen_colors_and_of_pixels(patch: int) -> None:
     config = dataclasses.replace(MODEL, image_size=2 * patch, patch_size=patch)
     model = MaskedViT(config, MaskingConfig("downsized")).requires_grad_(False)
     images, plan = 2 * torch.rand(1, 3, 2 * patch, 2 * patch) - 1, torch.tensor([[[1, MASK], [2, 2]]])
@@ -170,11 +155,7 @@ def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
     at = ((np.arange(patch) + 0.5) * 4 / patch).astype(int)  # the cell in whose middle part a pixel lies
     expected = class_colors(classes).reshape(4, 4, 3).numpy()[at][:, at]
     np.testing.assert_array_equal(reconstruct(model, images, plan)["predicted"][0, :patch, patch:], expected)
-
-
-def test_regression_reconstructs_pixels() -> None:
-    """The target is the image itself; a prediction of 0 is gray."""
-    images = 2 * torch.rand(1, 3, 16, 16) - 1
+    images = 2 * torch.rand(1, 3, 16, 16) - 1  # of regression the target is the image; a prediction of 0 is gray
     drawn = reconstruct(constant("regression", torch.zeros(48)), images, PLAN)
     np.testing.assert_array_equal(drawn["target"], drawn["image"])
     for position in (0, 5, 9, 15):

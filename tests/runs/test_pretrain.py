@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_files import paths_of
 from pretrained_run import again
 from torch import nn
 
 from vitlab.config import TrainConfig
-from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.runs import run
 from vitlab.runs.pretrain import pretrain
@@ -52,13 +52,9 @@ def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: RunResu
 
 def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:
     """Refused before the folder holds its settings, so that a better batch may be given."""
-    with pytest.raises(ValueError, match=r"batch_size=.* is the global batch of 7 processes"):
+    with pytest.raises(ValueError, match=r"batch_size=.* 7 processes"):
         pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", world=World(0, 7))
     assert not (tmp_path / "run").exists()
-
-
-def paths(dataset: Dataset) -> list[str]:
-    return [dataset.path(i) for i in range(len(dataset))]
 
 
 def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
@@ -66,18 +62,18 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     plain = load_splits(config.data)
     part = dataclasses.replace(config.data, subset_fraction=0.1)
     splits = load_splits(part)
-    assert paths(splits.train) == paths(load_dataset("digits", "train", classes=(0, 1, 2), subset_fraction=0.1))
+    assert paths_of(splits.train) == paths_of(load_dataset("digits", "train", classes=(0, 1, 2), subset_fraction=0.1))
     assert len(splits.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
     assert (len(splits.val), len(splits.test)) == (len(plain.val), len(plain.test))
     same_split = load_splits(dataclasses.replace(part, eval_split=part.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(splits.train), len(plain.train))
-    assert paths(load_splits(dataclasses.replace(part, subset_seed=1)).train) != paths(splits.train)
+    assert paths_of(load_splits(dataclasses.replace(part, subset_seed=1)).train) != paths_of(splits.train)
     exclude = tmp_path / "exclude.txt"
-    outside = next(path for path in paths(plain.train) if path not in paths(splits.train))
+    outside = next(path for path in paths_of(plain.train) if path not in paths_of(splits.train))
     exclude.write_text(f"{splits.train.path(3)}\n{outside}\n")
     data = dataclasses.replace(part, exclude=str(exclude))
     both = load_splits(data)
-    assert paths(both.train) == [path for path in paths(splits.train) if path != splits.train.path(3)]
+    assert paths_of(both.train) == [path for path in paths_of(splits.train) if path != splits.train.path(3)]
     assert (len(both.val), len(both.test)) == (len(plain.val), len(plain.test))
     chosen = dataclasses.replace(config, data=data)
     settings = run.run_settings("pretrain", None, both, chosen)

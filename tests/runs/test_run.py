@@ -110,18 +110,11 @@ def test_a_corrupt_file_is_reported_and_regenerated(
     caplog.clear()
     assert again(config, folder).result == pretrained.result
     assert bool(caplog.records) != repaired
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_a_corrupt_model_without_a_checkpoint(config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
-    """Nothing is trained again unasked."""
-    folder = tmp_path / "run"
-    shutil.copytree(workdir, folder)
-    shutil.rmtree(folder / "checkpoints")  # which alone is no damage
-    again(config, folder)
-    (folder / "model" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"model\.safetensors of the finished run .* no checkpoint is left"):
-        again(config, folder)
+    if name == "model/model.safetensors":  # without a checkpoint, nothing is trained again unasked
+        shutil.rmtree(folder / "checkpoints")
+        (folder / name).write_bytes(b"")
+        with pytest.raises(UserError, match="no checkpoint is left"):
+            again(config, folder)
 
 
 def test_stopped_before_its_result_was_written(
@@ -206,7 +199,7 @@ def test_other_classes_are_another_run(
             patch.setattr(run, "write_run", crash)
         own()
     change(tmp_path / "data")
-    with pytest.raises(UserError, match=r"(?s)on other images.*images\.train\.cat: . images, .*another --workdir"):
+    with pytest.raises(UserError, match=r"images\.train\.cat: . images"):
         own()
 
 

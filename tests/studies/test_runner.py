@@ -117,14 +117,14 @@ def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path
 @pytest.mark.usefixtures("forked")
 def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
     once(lambda: holders(tmp_path), lambda: os.kill(next(iter(holders(tmp_path))), signal.SIGKILL))
-    with pytest.raises(StudyError, match="a process was killed or failed"):
+    with pytest.raises(StudyError, match="killed"):
         run_study(SMALL, plan(SMALL, "small", tmp_path), processes=1, device="cpu")
 
 
 def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) -> None:
     whole = plan(SMALL, "small", tmp_path)
     once(lambda: steps_done(tmp_path) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(StoppedError, match="stopped and saved with"):
+    with pytest.raises(StoppedError, match="saved"):
         run_study(SMALL, whole, processes=1, device="cpu")
     assert have_ended(holders(tmp_path), 60)
     assert list(tmp_path.glob("points/*/checkpoints/*"))
@@ -213,7 +213,7 @@ def test_any_error_of_a_worker_is_reported(tmp_path: Path, monkeypatch: pytest.M
         raise torch.OutOfMemoryError("tried 9 GB")
 
     monkeypatch.setattr("vitlab.studies.runner._train", train)
-    with pytest.raises(StudyError, match=r"a process ended with OutOfMemoryError: tried 9 GB \(log: "):
+    with pytest.raises(StudyError, match="OutOfMemoryError: tried 9 GB"):
         run_study(SMALL, planned(tmp_path), processes=1, device="cpu")
 
 
@@ -229,17 +229,17 @@ def test_processes_by_default(device: str, count: int, tmp_path: Path, monkeypat
     assert counts == [count]
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_point_with_a_corrupt_result_is_run_again(tmp_path: Path, cut: bool) -> None:
+def test_a_point_with_a_corrupt_result_is_run_again(tmp_path: Path) -> None:
     short = planned(tmp_path, lambda runs: runs[:1])
     short = dataclasses.replace(short, runs=short.runs[:1])
     run_unfinished(short, "cpu")
     file = short.folders[short.runs[0].name] / "result.json"
     content = file.read_bytes()
-    file.write_bytes(content[:20] if cut else content.replace(b"0.", b"1.", 1))
-    assert short.unfinished_runs == list(short.runs)
-    run_unfinished(short, "cpu")
-    assert (short.unfinished_runs, file.read_bytes()) == ([], content)
+    for corrupt in (content[:20], content.replace(b"0.", b"1.", 1)):
+        file.write_bytes(corrupt)
+        assert short.unfinished_runs == list(short.runs)
+        run_unfinished(short, "cpu")
+        assert (short.unfinished_runs, file.read_bytes()) == ([], content)
 
 
 def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(

@@ -16,7 +16,6 @@ from vitlab.config import FinetuneConfig, MaskingConfig, OptimConfig, TrainConfi
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.registry import get_config
-from vitlab.panels import front
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.runs.pretrain import pretrain
 from vitlab.studies import (
@@ -49,12 +48,17 @@ def runs_and_models(name: str, scale: Scale, seeds: int | None = None) -> list[t
 
 
 def simulate(
-    name: str, accuracy: Accuracy, held_out: Accuracy | None = None, scale: Scale = "small", examples: int = 30_000
+    name: str,
+    accuracy: Accuracy,
+    held_out: Accuracy | None = None,
+    scale: Scale = "small",
+    examples: int = 30_000,
+    seeds: int | None = 5,
 ) -> Results:
-    """Every run, of five seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
+    """Every run, of so many seeds at `small`, with this accuracy, few-shot accuracy and (default: the same) held-out
     accuracy; it grows to them."""
     runs = []
-    for run, model in runs_and_models(name, scale, seeds=5):
+    for run, model in runs_and_models(name, scale, seeds):
         value, val = accuracy(run), (held_out or accuracy)(run)
         records = [
             {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
@@ -71,8 +75,11 @@ def noise(run: StudyRun, size: float = 1e-3) -> float:
 
 
 def report(name: str, accuracy: Accuracy, held_out: Accuracy | None = None, **settings: Any) -> dict[str, Any]:
-    scale = settings.get("scale", "small")
-    return build_report(STUDIES[name], scale, simulate(name, accuracy, held_out, **settings))
+    return build_report(STUDIES[name], settings.get("scale", "small"), simulate(name, accuracy, held_out, **settings))
+
+
+def paper_points(name: str) -> dict[str, TrainConfig]:
+    return {run.name: run.config for run in STUDIES[name].variants("paper")}
 
 
 def verdicts(report: dict[str, Any]) -> list[str]:
@@ -81,10 +88,6 @@ def verdicts(report: dict[str, Any]) -> list[str]:
 
 def measured(report: dict[str, Any]) -> list[float]:
     return [claim["measured"]["mean"] for claim in report["claims"]]
-
-
-def paper_points(name: str) -> dict[str, TrainConfig]:
-    return {run.name: run.config for run in STUDIES[name].variants("paper")}
 
 
 # Runs
@@ -107,7 +110,7 @@ def test_points_and_report(name: str, scale: Scale) -> None:
             assert not set(fewshot.classes) & set(learned or ()), "transfer is measured on classes that are learned"
     expected = {"tiny": 1, "small": STUDIES[name].seeds, "paper": 1}[scale]
     assert all(values == list(range(expected)) for values in seeds.values())
-    results = simulate(name, lambda run: 0.5 + noise(run), scale=scale, examples=25_000)
+    results = simulate(name, lambda run: 0.5 + noise(run), scale=scale, examples=25_000, seeds=None)
     new = build_report(STUDIES[name], scale, results)
     columns = new["table"]["columns"]
     assert len(set(columns)) == len(columns)
@@ -203,12 +206,6 @@ def test_shapes_change_one_dimension(scale: Scale) -> None:
     }
     assert most["base"] == 1
     assert 1 <= most["width"] / most["depth"] < 1.5, "depth and width are compared at similar compute"
-
-
-@pytest.mark.parametrize("name", ["optimizer", "dropout-decay-smoothing"])
-def test_settings_are_not_chosen_by_the_test(name: str) -> None:
-    for run in STUDIES[name].variants("small"):
-        assert (run.config.data.train_split, run.config.data.eval_split) == ("train", "val")
 
 
 @pytest.mark.parametrize("table", [regularization.SMALL, regularization.PAPER])
@@ -314,16 +311,18 @@ def test_claims_of_the_paper_hold_in_its_table() -> None:
     assert panel.series[0].y[0] == pytest.approx(0.925)
 
 
-def test_gap_at_equal_compute() -> None:
-    """By hand: the common range is 10 to 1000, its middle 100; there 0.6 on one line, 0.5 on the other."""
+def test_families_are_compared_by_hand() -> None:
+    """The gap at the common range, 10 to 1000, of which 100 is the middle; compute saved; growth beyond the half; runs
+    chosen by their means: what costs more and gives less in the mean does not count, whatever it gives here."""
     ours, theirs = [(10.0, 0.5), (1000.0, 0.7)], [(1.0, 0.1), (10_000.0, 0.9)]
-    assert gap(ours, theirs) == pytest.approx(0.6 - 0.5)
-    assert gap(ours, theirs, 0.0) == pytest.approx(0.5 - 0.3)
-    assert gap(ours, theirs, 1.0) == pytest.approx(0.7 - 0.7)
-
-
-def test_runs_are_chosen_by_their_means() -> None:
-    """What costs more and gives less in the mean does not count, whatever it gives here."""
+    assert [gap(ours, theirs, at) for at in (0.5, 0.0, 1.0)] == pytest.approx([0.6 - 0.5, 0.5 - 0.3, 0.7 - 0.7])
+    assert saving([(1.0, 0.4), (100.0, 0.8)], [(4.0, 0.4), (400.0, 0.8)]) == pytest.approx(4)
+    assert saving([(1.0, 0.4)], [(1.0, 0.5)]) is None
+    runs = [(1.0, 0.5), (2.0, 0.9), (4.0, 0.6)]
+    assert growth(runs, runs) == pytest.approx(-0.3)
+    assert growth(runs, [(1.0, 0.7), (2.0, 0.6), (4.0, 0.5)]) == pytest.approx(0.1)
+    runs = [(1.0, 0.5), (3.0, 0.9), (4.0, 0.6)]
+    assert growth(runs, runs) == pytest.approx(0.1)  # 3 is more than half of 4
     means = [(1.0, 0.3), (10.0, 0.6), (100.0, 0.2)]
     assert chosen([(1.0, 0.4), (10.0, 0.3), (100.0, 0.9)], means) == [(1.0, 0.4), (10.0, 0.3)]
 
@@ -337,45 +336,15 @@ def test_a_power_law_is_fitted_to_the_front() -> None:
     assert (panel.series[0].y[0], panel.series[0].y[-1]) == pytest.approx((0.6, 0.8))
 
 
-def test_saving_and_growth() -> None:
-    assert saving([(1.0, 0.4), (100.0, 0.8)], [(4.0, 0.4), (400.0, 0.8)]) == pytest.approx(4)
-    assert saving([(1.0, 0.4)], [(1.0, 0.5)]) is None
-    runs = [(1.0, 0.5), (2.0, 0.9), (4.0, 0.6)]
-    assert growth(runs, runs) == pytest.approx(-0.3)
-    assert growth(runs, [(1.0, 0.7), (2.0, 0.6), (4.0, 0.5)]) == pytest.approx(0.1)
-    runs = [(1.0, 0.5), (3.0, 0.9), (4.0, 0.6)]
-    assert growth(runs, runs) == pytest.approx(0.1)  # 3 is more than half of 4
-
-
 # Reports of simulated results
 
 YES, NO, OUT = "supported", "contradicted", "not tested"
-
-
-def of_axial(gain: float) -> Accuracy:
-    return lambda run: 0.7 + gain * (run.labels["model"] in axial.FORMS.values()) + noise(run)
 
 
 def of_positions(run: StudyRun) -> float:
     """As in the paper."""
     sign, kind = 1 if run.config.seed % 2 else -1, str(run.labels["kind"])
     return 0.7 - 0.1 * (kind == "none") + noise(run) + sign * {"1d": 1e-3, "2d": -1e-3}.get(kind, 0.0)
-
-
-def of_other_positions(run: StudyRun) -> float:
-    """None is best, and in every block is worse than at the stem."""
-    entry = "none" if run.labels["kind"] == "none" else str(run.labels["at"])
-    return {"none": 0.8, "stem": 0.7, "shared": 0.7, "every": 0.6}[entry] + noise(run)
-
-
-def of_shape(slopes: dict[str, float]) -> Accuracy:
-    base = shape.variants("small")[0].config.model.forward_macs
-
-    def accuracy(run: StudyRun) -> float:
-        slope = slopes.get(str(run.labels["dimension"]), 0.01)
-        return 0.5 + slope * math.log(run.config.model.forward_macs / base) + noise(run)
-
-    return accuracy
 
 
 def of_data_size(slopes: dict[tuple[str, str], float]) -> Accuracy:
@@ -389,29 +358,6 @@ def of_data_size(slopes: dict[tuple[str, str], float]) -> Accuracy:
     return accuracy
 
 
-def of_scaling(ahead: dict[str, float]) -> Accuracy:
-    """Accuracy rises by 2 points with each doubling of compute."""
-
-    def accuracy(run: StudyRun) -> float:
-        doublings = math.log2(exaflops(run.config, 30_000) / 1e-6)
-        return 0.2 + ahead[str(run.labels["family"])] + 0.02 * doublings + noise(run)
-
-    return accuracy
-
-
-def of_resolution(run: StudyRun) -> float:
-    table = {"interpolated": (0.80, 0.83, 0.84), "fresh": (0.78, 0.79, 0.79)}
-    if run.init_from is None:
-        return 0.9
-    return table[str(run.labels["positions"])][round(2 * float(run.labels["factor"])) - 2] + noise(run, 0.01)
-
-
-def of_masking(run: StudyRun) -> float:
-    values = {"scratch": 0.30, "scratch-zero": 0.29, "mean-color-50": 0.34, "mean-color-50-zero": 0.32}
-    values |= {"downsized-50": 0.33, "regression-50": 0.32, "mean-color-15": 0.35, "supervised": 0.38}
-    return values[str(run.labels["variant"])] + noise(run, 0.01)
-
-
 def of_head(run: StudyRun) -> float:
     """As in the paper: equal at their best, and GAP falls further at the highest rate."""
     kind, rate = str(run.labels["kind"]), run.labels["rate"]
@@ -421,30 +367,54 @@ def of_head(run: StudyRun) -> float:
     return best - fall[float(rate)] + noise(run)
 
 
-REPORTS: list[tuple[str, Accuracy, list[str], list[float] | None]] = [
-    ("axial", of_axial(0.02), [YES, YES, OUT] * 2, [0.02] * 6),
-    ("axial", of_axial(-0.02), [NO, NO, OUT] * 2, [-0.02] * 6),
-    ("positions", of_positions, [YES] * 6, None),
-    ("positions", of_other_positions, [NO, NO, YES, NO, NO, YES], None),
-    ("shape", of_shape({"depth": 0.05}), [YES] * 8, None),
-    ("shape", of_shape({"depth": -0.05, "width": 0.05, "patch": -0.05, "all": -0.05}), [NO] * 8, None),
-    (
-        "data-size",
-        of_data_size({("ViT", "small"): 0.1, ("ResNet", "small"): 0.07}),
-        [YES, YES, OUT] * 2,
-        [0.05, 0.03, -0.02] * 2,
-    ),
-    ("data-size", of_data_size({("ViT", "small"): 0.07, ("ResNet", "small"): 0.1}), [YES, NO, OUT] * 2, None),
-    ("scaling", of_scaling({"ViT": 0.04, "hybrid": 0.05, "ResNet": 0.0}), [OUT, YES, YES], None),
-    ("scaling", of_scaling({"ViT": 0.0, "hybrid": -0.02, "ResNet": 0.03}), [OUT, NO, YES], None),
-    ("resolution", of_resolution, [YES] * 4, [0.03, 0.04, 0.04, 0.05]),
-    ("masking", of_masking, [YES] * 5 + [NO], [0.04, 0.03, 0.03, 0.02, 0.02, -0.01]),
-    ("head", of_head, [YES] * 3, None),
-]
+def by_label(label: str, values: Mapping[str, float], size: float = 1e-3) -> Accuracy:
+    """The accuracy of each value of a label; of runs without it, 0.9."""
+    return lambda run: values.get(str(run.labels.get(label)), 0.9) + noise(run, size)
 
 
-@pytest.mark.parametrize(("name", "accuracy", "expected", "means"), REPORTS)
+def of_resolution(run: StudyRun) -> float:
+    table = {"interpolated": (0.80, 0.83, 0.84), "fresh": (0.78, 0.79, 0.79)}
+    kind = str(run.labels.get("positions"))
+    return 0.9 if run.init_from is None else table[kind][round(2 * float(run.labels["factor"])) - 2] + noise(run, 0.01)
+
+
+def of_scaling(run: StudyRun) -> float:
+    """Accuracy rises by 2 points with each doubling of compute."""
+    ahead = {"ViT": 0.04, "hybrid": 0.05, "ResNet": 0.0}[str(run.labels["family"])]
+    return 0.2 + ahead + 0.02 * math.log2(exaflops(run.config, 30_000) / 1e-6) + noise(run)
+
+
+BASE_MACS = shape.variants("small")[0].config.model.forward_macs
+
+
+def of_shape(run: StudyRun) -> float:
+    """Depth brings most."""
+    slope = 0.05 if run.labels["dimension"] == "depth" else 0.01
+    return 0.5 + slope * math.log(run.config.model.forward_macs / BASE_MACS) + noise(run)
+
+
+MASKING = {"scratch": 0.30, "scratch-zero": 0.29, "mean-color-50": 0.34, "mean-color-50-zero": 0.32}
+MASKING |= {"downsized-50": 0.33, "regression-50": 0.32, "mean-color-15": 0.35, "supervised": 0.38}
+of_masking = by_label("variant", MASKING, 0.01)
+AXIAL = {model: 0.7 + 0.02 * (model in axial.FORMS.values()) for model in axial.FIG13}
+GROWING = of_data_size({("ViT", "small"): 0.1, ("ResNet", "small"): 0.07})
+
+
+@pytest.mark.parametrize(
+    ("name", "accuracy", "expected", "means"),
+    [
+        ("axial", by_label("model", AXIAL), [YES, YES, OUT] * 2, [0.02] * 6),
+        ("positions", of_positions, [YES] * 6, None),
+        ("shape", of_shape, [YES] * 8, None),
+        ("data-size", GROWING, [YES, YES, OUT] * 2, [0.05, 0.03, -0.02] * 2),
+        ("scaling", of_scaling, [OUT, YES, YES], None),
+        ("resolution", of_resolution, [YES] * 4, [0.03, 0.04, 0.04, 0.05]),
+        ("masking", of_masking, [YES] * 5 + [NO], [0.04, 0.03, 0.03, 0.02, 0.02, -0.01]),
+        ("head", of_head, [YES] * 3, None),
+    ],
+)
 def test_verdicts(name: str, accuracy: Accuracy, expected: list[str], means: list[float] | None) -> None:
+    """Of results as in the paper, but for the last claim of masking."""
     written = report(name, accuracy, examples=27_000)
     assert verdicts(written) == expected
     assert means is None or measured(written) == pytest.approx(means)
@@ -456,31 +426,6 @@ def test_what_is_compared_at_the_papers_scale_alone() -> None:
     table |= {("gap-linear", 8e-4): 0.4, ("gap-linear", 3e-4): 0.58}
     written = report("head", lambda p: table[str(p.labels["kind"]), float(p.labels["rate"])], scale="paper")
     assert [measured(written)[i] for i in (1, 3)] == pytest.approx([0.09, 0.2])
-
-
-def test_curves_of_the_heads() -> None:
-    curves = report("head", of_head)["panels"][0]["series"]
-    assert (len(curves), list(curves[0]["x"])) == (8, [10, 20])
-    assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
-
-
-def test_scaling_chooses_runs_by_their_means() -> None:
-    """So the mean over seeds is the difference of the means, whichever run a seed is lucky with."""
-    usual = of_scaling(dict.fromkeys(scaling.FAMILIES, 0.0))
-
-    def lucky(run: StudyRun) -> float:
-        return usual(run) + 0.05 * math.sin(10 * run.config.seed * math.log(exaflops(run.config, 30_000)))
-
-    results = simulate("scaling", lucky)
-    vits, hybrids, resnets = (
-        [
-            (group.runs[0].exaflops, float(group.measure("fewshot_500shot").mean()))
-            for group in results.where(family=kind).groups("model", "length")
-        ]
-        for kind in scaling.FAMILIES
-    )
-    expected = [gap(front(vits), front(resnets)), gap(front(hybrids), front(vits), 0.0), growth(vits, vits)]
-    assert measured(report("scaling", lucky)) == pytest.approx(expected)
 
 
 def test_large_models_are_compared_at_the_papers_scale() -> None:
@@ -518,36 +463,29 @@ def test_decays_are_chosen_for_each_model_and_part_by_held_out_accuracy() -> Non
     assert written["panels"][0]["series"][0]["y"] == pytest.approx([0.7, 0.5, 0.5])
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(0.02, YES), (-0.02, NO)])
-def test_optimizers_are_compared_at_the_best_held_out_rate(gain: float, verdict: str) -> None:
+def test_optimizers_are_compared_at_the_best_held_out_rate() -> None:
     """As if the middle rate were the best by held-out accuracy, and the largest one by the test."""
-    middle = {
-        "adam": optimizer.ADAM_RATES[1],
-        "sgd": optimizer.bit_sgd(64, 0, optimizer.BIT_RATES[1]).lr,
-    }
+    middle = {"adam": optimizer.ADAM_RATES[1], "sgd": optimizer.bit_sgd(64, 0, optimizer.BIT_RATES[1]).lr}
 
     def accuracy(run: StudyRun) -> float:
         optim = run.config.optim
-        return 0.5 + gain * (optim.name == "adam") + noise(run) + 10 * optim.lr * (optim.lr > middle[optim.name])
+        return 0.5 + 0.02 * (optim.name == "adam") + noise(run) + 10 * optim.lr * (optim.lr > middle[optim.name])
 
     def validation(run: StudyRun) -> float:
         return 0.9 - abs(np.log(run.config.optim.lr / middle[run.config.optim.name])) / 10
 
-    written = report("optimizer", accuracy, validation)
-    assert verdicts(written) == [verdict] * 2
-    assert measured(written) == pytest.approx([gain, gain])
+    assert measured(report("optimizer", accuracy, validation)) == pytest.approx([0.02, 0.02])
 
 
 @pytest.mark.parametrize(
-    ("gains", "chosen", "differences", "expected"),
+    ("gains", "chosen", "differences"),
     [
-        ((0.03, 0.01), ("smoothing 0.1", "smoothing 0.1"), [0.03, 0.02], [YES, YES]),
-        ((0.03, 0.04), ("smoothing 0.1", "smoothing 0.1"), [0.03, -0.01], [YES, NO]),
-        ((-0.03, -0.04), ("decay 0.3", "none"), [-0.01, -0.01], [NO, NO]),
+        ((0.03, 0.04), ("smoothing 0.1", "smoothing 0.1"), [0.03, -0.01]),
+        ((-0.03, -0.04), ("decay 0.3", "none"), [-0.01, -0.01]),
     ],
 )
 def test_regularizers_are_chosen_by_held_out_accuracy(
-    gains: tuple[float, float], chosen: tuple[str, str], differences: list[float], expected: list[str]
+    gains: tuple[float, float], chosen: tuple[str, str], differences: list[float]
 ) -> None:
     """As if smoothing gained this much, and the others lost a little; decay 3 is best by the test alone. With little
     data one is chosen even where none gains."""
@@ -562,9 +500,7 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
 
     written = report("dropout-decay-smoothing", accuracy, validation)
     assert measured(written) == pytest.approx(differences)
-    assert verdicts(written) == expected
-    assert f"chosen: {chosen[0]})" in written["claims"][0]["claim"]
-    assert f"chosen there: {chosen[1]})" in written["claims"][1]["claim"]
+    assert all(name in claim["claim"] for name, claim in zip(chosen, written["claims"], strict=True))
 
 
 # Recorded and real runs

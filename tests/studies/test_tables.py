@@ -86,21 +86,17 @@ def test_a_row_for_each_checkpoint(tmp_path: Path) -> None:
 
 def test_what_a_table_refuses(tmp_path: Path) -> None:
     one = finetuned(tmp_path / "one", "cifar10", 0.9)
-    for folders, message in (
-        ([one, finetuned(tmp_path / "two", "cifar10", 0.8)], "second result of mine.npz on CIFAR-10"),
-        ([finetuned(tmp_path / "digits", "digits", 0.8)], "result on digits; table5 has CIFAR-10, "),
-        ([vtab_run(tmp_path / "vtab", 0.7)], "result on vtab; table5 has"),
-        ([tmp_path], "no finished run"),
-        ([folder_of(tmp_path / "p", {"command": "pretrain"}, {})], "a run of `vitlab pretrain`"),
+    for table, folders, message in (
+        ("table5", [one, finetuned(tmp_path / "two", "cifar10", 0.8)], "second result of mine.npz on CIFAR-10"),
+        ("table5", [finetuned(tmp_path / "digits", "digits", 0.8)], "result on digits; table5 has CIFAR-10, "),
+        ("table5", [tmp_path], "no finished run"),
+        ("table5", [folder_of(tmp_path / "p", {"command": "pretrain"}, {})], "a run of `vitlab pretrain`"),
+        ("table2", [vtab_run(tmp_path / "some", None)], "1 are missing"),
+        ("table2", [vtab_run(tmp_path / "select", 0.7, select=True)], "--select"),
+        ("table2", [vtab_run(tmp_path / "vtab", 0.7, steps=5)], "steps is 5, not 2500"),
     ):
         with pytest.raises(UserError, match=message):
-            layout("table5", folders)
-    for run, message in (
-        (vtab_run(tmp_path / "some", None), "no mean of the 19 tasks of VTAB: 1 are missing"),
-        (vtab_run(tmp_path / "select", 0.7, select=True), "200 images of --select"),
-    ):
-        with pytest.raises(UserError, match=message):
-            layout("table2", [run])
+            layout(table, folders)
     (one / "result.json").write_text("{}")
     with pytest.raises(UserError, match="no finished run"):
         layout("table5", [one])
@@ -110,16 +106,14 @@ def test_only_runs_of_the_protocol(tmp_path: Path) -> None:
     """Those of Table 4, on ImageNet at the size and with the averaging of the table."""
     tiny = to_dict(dataclasses.replace(FINETUNE["cifar10"]().model, image_size=16, patch_size=8))
     short = finetuned(tmp_path / "short", "cifar10", 0.2333, steps=2, model=tiny)
-    with pytest.raises(UserError, match=r"steps is 2, not 10000; image_size is 16, not 384.*--recipe cifar10`"):
+    with pytest.raises(UserError, match="steps is 2, not 10000; image_size is 16, not 384"):
         layout("table5", [short])
     vit = dataclasses.replace(FINETUNE["cifar10"]().model, patch_size=14, image_size=392)
     layout("table5", [finetuned(tmp_path / "h14", "cifar10", 0.9, model=to_dict(vit))])
     at_512 = finetuned(tmp_path / "imagenet", "imagenet", 0.8)
     layout("table2", [at_512])
-    with pytest.raises(UserError, match=r"image_size is 512, not 384.*--image-size 384 --average-decay None`"):
+    with pytest.raises(UserError, match="--image-size 384 --average-decay None"):
         layout("table5", [at_512])
-    with pytest.raises(UserError, match=r"steps is 5, not 2500.*`vitlab vtab CHECKPOINT`"):
-        layout("table2", [vtab_run(tmp_path / "vtab", 0.7, steps=5)])
 
 
 def test_the_column_of_real(tmp_path: Path) -> None:
@@ -130,13 +124,13 @@ def test_the_column_of_real(tmp_path: Path) -> None:
     row = layout("table2", [run, file])["rows"][0]
     assert (row["model"], row["ImageNet"], row["ReaL"]) == ("mine.npz", "85.00", "90.54")
     for changes, message in (
-        ({"dataset": None}, "is not what `vitlab evaluate RUN --dataset imagenet_real --json"),
+        ({"dataset": None}, "real.json"),
         ({"full_size": 46_837}, "a part of the test images"),
         ({"checkpoint": str(tmp_path)}, "no finished run"),
         ({"checkpoint": 3}, "real.json: checkpoint is 3"),
-        ({"accuracy": None}, "is not what `vitlab evaluate"),
-        ({"checkpoint": str(finetuned(tmp_path / "pets", "pets", 0.9))}, "fine-tuned on Pets; the ReaL of table2"),
-        ({"checkpoint": str(finetuned(tmp_path / "digits", "digits", 0.9))}, "fine-tuned on digits; the ReaL of"),
+        ({"accuracy": None}, "real.json"),
+        ({"checkpoint": str(finetuned(tmp_path / "pets", "pets", 0.9))}, "fine-tuned on Pets"),
+        ({"checkpoint": str(finetuned(tmp_path / "digits", "digits", 0.9))}, "fine-tuned on digits"),
     ):
         file.write_text(json.dumps(record | changes))
         with pytest.raises(UserError, match=message):

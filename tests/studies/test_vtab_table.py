@@ -25,17 +25,12 @@ def lines_of(result: dict[str, Any]) -> list[str]:
     return [" ".join(line.split()) for line in as_table(result | {"scored_on": "test"}).splitlines()]
 
 
-def test_means_by_hand() -> None:
-    result = summarize(records(H14), {})
-    assert result["groups"]["natural"] == pytest.approx(sum(H14[:7]) / 700)
-    assert result["groups"]["specialized"] == pytest.approx((83.3 + 96.7 + 91.4 + 76.6) / 400)
-    assert result["groups"]["structured"] == pytest.approx(sum(H14[11:]) / 800)
-    assert result["mean"] == pytest.approx(sum(H14) / 1900)
-    assert result["missing"] == {}
-
-
-def test_printed_means() -> None:
+def test_means_by_hand_and_those_printed() -> None:
     """Table 9 prints those of all tasks: 77.6, 76.3 and 72.7."""
+    result = summarize(records(H14), {})
+    groups = [sum(H14[:7]) / 700, (83.3 + 96.7 + 91.4 + 76.6) / 400, sum(H14[11:]) / 800]
+    assert [result["groups"][name] for name in ("natural", "specialized", "structured")] == pytest.approx(groups)
+    assert (result["mean"], result["missing"]) == (pytest.approx(sum(H14) / 1900), {})
     assert TABLE9.keys() == TASKS.keys()
     assert [row[0] for row in TABLE9.values()] == H14
     assert [printed_mean(i, "all 19") for i in range(3)] == pytest.approx([77.6, 76.3, 72.7], abs=0.05)
@@ -44,20 +39,16 @@ def test_printed_means() -> None:
 def test_no_mean_with_a_task_missing() -> None:
     done = records(H14)
     del done["dmlab"]
+    done["dtd"]["skipped"] = 3
     result = summarize(done, {"dmlab": "no such file"})
     assert (result["groups"]["structured"], result["mean"]) == (None, None)
     assert result["missing"] == {"dmlab": "no such file"}
     lines = lines_of(result)
     assert "Caltech101 natural 6,084 95.30% 95.3 95.4 90.8" in lines
     assert "mean of specialized 87.00% 87.0 86.7 84.7" in lines
-    assert "mean of structured 65.0 63.0 57.5 7 of its 8 tasks are there" in lines
-    assert "missing: dmlab: no such file" in lines
-
-
-def test_unreadable_images_are_counted() -> None:
-    done = records(H14)
-    done["dtd"]["skipped"] = 3
-    assert "DTD natural 1,880 75.20% 75.2 74.3 74.1 3 could not be read" in lines_of(summarize(done, {}))
+    assert any(line.startswith("mean of structured 65.0 63.0 57.5 7 of its 8 tasks") for line in lines)
+    assert any(line.startswith("DTD natural 1,880 75.20% 75.2 74.3 74.1 3 ") for line in lines)
+    assert any("dmlab: no such file" in line for line in lines)
 
 
 def test_figure_2_has_the_complete_groups() -> None:

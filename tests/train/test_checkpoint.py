@@ -108,19 +108,14 @@ def test_everything_comes_back_exactly(tmp_path: Path) -> None:
         assert same(back, tensor), name
 
 
-def test_the_last_few_stay(tmp_path: Path) -> None:
-    save_steps(tmp_path, 5, 10, 900, 1000, keep=2)
+def test_the_last_few_stay_and_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
+    save_steps(tmp_path, 5, 10, 900, keep=2)
+    assert names(tmp_path) == ["step-000000010", "step-000000900"]
+    shutil.copytree(tmp_path / "step-000000900", tmp_path / "tmp-step-000001000")
+    (tmp_path / "tmp-step-000001000" / checkpoint.STATE).unlink()
+    assert latest_step(tmp_path) == 900
+    save_steps(tmp_path, 1000, keep=2)
     assert names(tmp_path) == ["step-000000900", "step-000001000"]
-    assert latest_step(tmp_path) == 1000
-
-
-def test_what_a_killed_run_left_is_passed_over_and_cleared(tmp_path: Path) -> None:
-    save_steps(tmp_path, 10)
-    shutil.copytree(tmp_path / "step-000000010", tmp_path / "tmp-step-000000020")
-    (tmp_path / "tmp-step-000000020" / checkpoint.STATE).unlink()
-    assert latest_step(tmp_path) == 10
-    save_steps(tmp_path, 20)
-    assert names(tmp_path) == ["step-000000010", "step-000000020"]
 
 
 def test_everything_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,9 +133,6 @@ def test_everything_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatc
     assert flushed == [*before, (tmp_path.name, True)]
 
 
-# --- corruption
-
-
 def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -151,30 +143,30 @@ def change_step(path: Path) -> None:
     path.write_text(path.read_text().replace('"at": 20', '"at": 21'))
 
 
-DAMAGES = [
-    (checkpoint.TENSORS, flip_bit, "state.safetensors does not match its checksum"),
-    (checkpoint.STATE, change_step, "state.json does not match its checksum"),
-    (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff"), "state.json cannot be read"),
-    (checkpoint.TENSORS, Path.unlink, "state.safetensors: No such file"),
-]
-
-
-@pytest.mark.parametrize(("file", "damage", "reason"), DAMAGES)
-def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage: Any, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        (checkpoint.TENSORS, flip_bit),
+        (checkpoint.STATE, change_step),
+        (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff")),
+        (checkpoint.TENSORS, Path.unlink),
+    ],
+)
+def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage: Any) -> None:
     _, newest = save_steps(tmp_path, 10, 20)
     damage(newest / file)
     reports: list[str] = []
     assert latest_step(tmp_path, reports.append) == 10
     (report,) = reports
     assert newest.name in report
-    assert reason in report
+    assert file in report
 
 
 def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
     for path in save_steps(tmp_path, 10, 20):
         flip_bit(path / checkpoint.TENSORS)
     reports: list[str] = []
-    with pytest.raises(ValueError, match=r"every checkpoint .*or delete the folder"):
+    with pytest.raises(ValueError, match="every checkpoint"):
         load_latest(tmp_path, reports.append)
     assert len(reports) == 2
 
@@ -187,13 +179,8 @@ def test_a_valid_one_stays_and_a_corrupt_one_is_replaced(tmp_path: Path) -> None
     flip_bit(newest / checkpoint.TENSORS)
     save_steps(tmp_path, 20)
     assert read_checkpoint(newest).state == {"at": 20}
-    assert names(tmp_path) == ["step-000000010", "step-000000020"]
-
-
-def test_a_corrupt_later_one_does_not_replace_a_valid_one(tmp_path: Path) -> None:
-    _, damaged = save_steps(tmp_path, 10, 20)
-    flip_bit(damaged / checkpoint.TENSORS)
-    save_steps(tmp_path, 15, keep=1)  # stopped between the two
+    flip_bit(newest / checkpoint.TENSORS)
+    save_steps(tmp_path, 15, keep=1)  # stopped between the two: a corrupt later one counts for none
     assert latest_step(tmp_path, lambda _: None) == 15
 
 
@@ -204,19 +191,16 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     record["format"] = 99
     record["checksum"] = checkpoint._checksum(record)
     (path / checkpoint.STATE).write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="format 99, and this version reads format 1") as caught:
+    with pytest.raises(ValueError, match="format 99") as caught:
         load_latest(tmp_path, refuse)
     assert not isinstance(caught.value, CorruptCheckpointError)
-
-
-# --- a disk that refuses
 
 
 @pytest.mark.parametrize("large", ["tensors", "state"])
 def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> None:
     save_steps(tmp_path, 10)
     tensors = {"w": torch.zeros(5000 if large == "tensors" else 1)}
-    with pytest.raises(OSError, match=r"checkpoint of step 20 cannot be written .*free space"), small_disk():
+    with pytest.raises(OSError, match="step 20"), small_disk():
         save_checkpoint(tmp_path, 20, tensors, {"text": "a" * 10_000}, keep=1)
     assert latest_step(tmp_path) == 10
 
@@ -252,9 +236,6 @@ def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path, proce
         assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]
 
 
-# --- while training goes on
-
-
 def test_the_writer_keeps_what_it_was_given(tmp_path: Path) -> None:
     """Whatever happens to the tensors while it writes; the end waits for the last."""
     weights = torch.zeros(1000)
@@ -282,5 +263,5 @@ def test_the_writer_says_what_went_wrong(then: str, tmp_path: Path) -> None:
             if then == "save":
                 writer.save(8, {"w": torch.zeros(2)}, {})
 
-    with pytest.raises(OSError, match="the checkpoint of step 7 cannot be written"):
+    with pytest.raises(OSError, match="step 7"):
         should_continue()

@@ -107,9 +107,6 @@ def latest(folder: Path) -> Checkpoint:
     return checkpoint
 
 
-# ------------------------------------------------------------------------------------------------------- arithmetic
-
-
 @pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "label_smoothing": 0.1}])
 def test_accumulation_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Micro-batches of 5, 5 and 2 are the batch of 12: their means are weighed by their sizes."""
@@ -165,9 +162,6 @@ def test_compile_by_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert options == [{"dynamic": False}, {"dynamic": None}]
 
 
-# ---------------------------------------------------------------------------------------------------------- records
-
-
 def test_records_evaluations_and_checkpoints(tmp_path: Path) -> None:
     config = dataclasses.replace(PLAIN, steps=8, log_every=3, eval_every=5, checkpoint_every=3, keep_checkpoints=2)
     run(config, tmp_path, norm)
@@ -180,35 +174,28 @@ def test_records_evaluations_and_checkpoints(tmp_path: Path) -> None:
 
 
 def test_speed_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation of a thousand seconds between two records is not in their images per second."""
-    clock, passed = time.perf_counter, [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        passed[0] += 1000.0
-        return {}
-
-    run(dataclasses.replace(PLAIN, log_every=6, eval_every=4), tmp_path, evaluate)
-    (speed,) = (json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines())
-    assert 6 * 12 / speed["images_per_s"] < 500
-
-
-def test_compiling_is_not_part_of_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor of the time left."""
+    """Compiling and an evaluation between two records take a thousand seconds each, which are not part of it."""
     passed = [0.0]
     for name in ("perf_counter", "monotonic"):
         clock = getattr(time, name)
         monkeypatch.setattr(time, name, lambda clock=clock: clock() + passed[0])
 
     def slow_first_call(model: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        calls = itertools.count()
+
         def forward(*args: Any) -> Any:
-            passed[0] = 1000.0
+            passed[0] += 0.0 if next(calls) else 1000.0
             return model(*args)
 
         return forward
 
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        passed[0] += 1000.0
+        return {}
+
     monkeypatch.setattr(torch, "compile", slow_first_call)
-    run(dataclasses.replace(PLAIN, log_every=6, compile=True), tmp_path)
+    run(dataclasses.replace(PLAIN, log_every=6, eval_every=4, compile=True), tmp_path, evaluate)
+    assert passed[0] >= 2000
     (speed,) = (json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines())
     assert 5 * 12 / speed["images_per_s"] < 500
 
@@ -225,34 +212,28 @@ def test_a_record_is_the_mean_since_the_last(tmp_path: Path) -> None:
     assert records(tmp_path / "every", "epoch") == pytest.approx({step: step * 12 / 1259 for step in range(1, 7)})
 
 
-# ---------------------------------------------------------------------------------------------------- stop and resume
-
-
 class CrashError(Exception):
     """Stands for anything that ends a run from outside."""
 
 
+def interrupt_at(step: int, interrupt: Callable[[], object]) -> Callable[[nn.Module], dict[str, float]]:
+    """An evaluation that calls `interrupt` when it is called for the `step`th time."""
+    calls = itertools.count(1)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        if next(calls) == step:
+            interrupt()
+        return norm(model)
+
+    return evaluate
+
+
+def crash() -> None:
+    raise CrashError
+
+
 def crash_at(step: int) -> Callable[[nn.Module], dict[str, float]]:
-    calls = itertools.count(1)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        if next(calls) == step:
-            raise CrashError
-        return norm(model)
-
-    return evaluate
-
-
-def signal_at(step: int, number: signal.Signals, times: int = 1) -> Callable[[nn.Module], dict[str, float]]:
-    calls = itertools.count(1)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        if next(calls) == step:
-            for _ in range(times):
-                os.kill(os.getpid(), number)
-        return norm(model)
-
-    return evaluate
+    return interrupt_at(step, crash)
 
 
 @pytest.fixture(scope="module")
@@ -332,8 +313,8 @@ def test_a_signal_saves_the_last_step(
 ) -> None:
     """Also the last step of all: in the same process more may follow, which is not to begin."""
     before = signal.getsignal(number)
-    with pytest.raises(StoppedError, match=rf"stopped and saved at step {step}/9; run the same command to resume"):
-        run(EVERYTHING, tmp_path, signal_at(step, number))
+    with pytest.raises(StoppedError, match=f"saved at step {step}/9"):
+        run(EVERYTHING, tmp_path, interrupt_at(step, lambda: signal.raise_signal(number)))
     assert signal.getsignal(number) is before
     assert latest(tmp_path).step == step
     assert_same_end(tmp_path, straight)
@@ -358,7 +339,7 @@ def test_a_signal_ends_the_run_within_one_microbatch(tmp_path: Path, straight: t
     """Batches of 12 in parts of 5: the seventh part is the first of step 3, which is dropped; step 2 is saved."""
     model = initial_model(EVERYTHING)
     parts = MicroBatches(model, 7)
-    stopped = pytest.raises(StoppedError, match="stopped and saved at step 2/9; run the same command to resume")
+    stopped = pytest.raises(StoppedError, match="saved at step 2/9")
     with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
         train(EVERYTHING, workdir, model, digits(), norm)
     assert parts.count == 7
@@ -379,7 +360,7 @@ def test_a_signal_within_an_evaluation(tmp_path: Path, straight: tuple[Weights, 
             passes.append(number)
         return norm(model)
 
-    with pytest.raises(StoppedError, match=rf"saved at step {step}/9; run the same command"):
+    with pytest.raises(StoppedError, match=f"saved at step {step}/9"):
         run(EVERYTHING, tmp_path, evaluate)
     assert len(passes) == 3 * (step - 1) + 1
     with pytest.raises(CrashError):  # after the evaluation that was due, and before another checkpoint
@@ -432,14 +413,6 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: 
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
-def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run(EVERYTHING, tmp_path, signal_at(4, signal.SIGINT, times=2))
-    assert signal.getsignal(signal.SIGINT) is before
-    assert list(records(tmp_path, "norm")) == [1, 2, 3]
-
-
 def test_a_corrupt_checkpoint_is_skipped(
     tmp_path: Path, straight: tuple[Weights, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,7 +453,7 @@ def test_unreadable_runtime_choices_are_made_again(tmp_path: Path, content: str)
 def test_a_warmup_longer_than_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optim = dataclasses.replace(PLAIN.optim, warmup_steps=20)
     run(dataclasses.replace(PLAIN, optim=optim, steps=10), tmp_path)
-    assert "the warm-up of 20 steps exceeds the run of 10; usual: --optim.warmup-steps 1" in capsys.readouterr().err
+    assert "--optim.warmup-steps 1" in capsys.readouterr().err
 
 
 def test_a_failed_checkpoint_ends_the_run_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,14 +479,11 @@ def test_large_models_are_measured_before_the_first_step(tmp_path: Path, monkeyp
         assert json.loads((tmp_path / str(expected) / "runtime.json").read_text())["microbatch"] == expected
 
 
-# ------------------------------------------------------------------------------------------------- unusable input
-
-
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     """A rate of 1e30 ruins the weights in the first step, and the second cannot be made."""
     config = dataclasses.replace(PLAIN, optim=OptimConfig(name="sgd", lr=1e30), checkpoint_every=1)
     for _ in range(2):  # again from the checkpoint
-        with pytest.raises(NonFiniteError, match=r"not finite at step 2; (.*) holds the batch"):
+        with pytest.raises(NonFiniteError, match="not finite at step 2"):
             run(config, tmp_path)
     saved = load_file(tmp_path / "nonfinite" / "step-000000002.safetensors")
     expected = [example_at(digits(), config.seed, position)[1] for position in range(12, 24)]
@@ -552,7 +522,7 @@ def test_an_image_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_another_number_of_classes(tmp_path: Path) -> None:
     config = dataclasses.replace(PLAIN, model=dataclasses.replace(TINY, num_classes=7))
-    with pytest.raises(ValueError, match="the model has 7 classes and digits has 10"):
+    with pytest.raises(UserError, match="7 classes and digits has 10"):
         run(config, tmp_path)
 
 

@@ -23,8 +23,6 @@ SWIGLU = {"swiglu": True, "mlp_dim": 2048}
 RELATIVE = {"position": "relative", "position_at": "shared"}
 RECOMPUTED = {"activation_checkpointing": True}
 
-# ------------------------------------------------------------------------------------------- against recorded numbers
-
 
 @pytest.mark.parametrize(
     ("name", "batch", "peak"),
@@ -39,47 +37,27 @@ def test_peaks_of_a_gpu(name: str, batch: int, peak: int) -> None:
 @pytest.mark.parametrize(
     ("model", "settings", "images", "precision", "device", "megabytes"),
     [
-        ("ViT-Ti/16", {}, 256, "autocast", "cuda", 4_804),
         ("ViT-B/32", {}, 256, "autocast", "cuda", 6_341),
         ("ViT-L/16", {"image_size": 384}, 32, "autocast", "cuda", 22_219),
-        ("ViT-B/16", {"num_classes": 21_843}, 256, "autocast", "cuda", 19_433),
         ("ViT-L/16", {}, 64, "float32", "cuda", 25_098),
-        ("ViT-L/16", {}, 64, "bfloat16", "cuda", 16_252),
         ("ViT-B/16", {}, 64, "float32", "cpu", 10_564),
         ("ViT-B/16", {}, 64, "bfloat16", "cpu", 6_361),
-        ("ViT-B/16", {}, 64, "autocast", "cpu", 6_668),
-        ("ViT-B/16", {"image_size": 384}, 8, "float32", "cpu", 5_875),
-        ("ViT-B/16", {"dropout": 0.1}, 32, "float32", "cpu", 7_388),
         ("ViT-B/16", {"dropout": 0.1}, 32, "autocast", "cuda", 4_121),
         ("ViT-B/16", {"stochastic_depth": 0.1}, 64, "autocast", "cuda", 5_965),
-        ("ViT-B/16", {"layer_scale": 0.1, "registers": 4}, 64, "autocast", "cuda", 6_542),
         ("ViT-B/16", SWIGLU, 64, "float32", "cuda", 10_432),
         ("ViT-B/16", {"rotary": Rotary()}, 64, "autocast", "cuda", 6_658),
         ("ViT-B/16", {"attention_norm": True, "mlp_norm": True}, 64, "autocast", "cuda", 8_734),
-        ("ViT-B/16", {"gelu": "quick"}, 64, "autocast", "cuda", 6_943),
         ("ViT-B/16", RELATIVE, 64, "autocast", "cuda", 6_905),
-        ("ViT-B/16", RELATIVE, 16, "float32", "cpu", 3_793),
         ("ViT-B/16", {"encoder": "axial"}, 64, "autocast", "cuda", 12_264),
-        ("ViT-B/16", {"encoder": "axial"}, 16, "float32", "cpu", 6_849),
-        ("ViT-B/16", {"pool": "map"}, 64, "autocast", "cuda", 6_108),
         ("ViT-B/16", {"patch_dropout": 0.5}, 64, "autocast", "cuda", 3_836),
-        ("ViT-B/16", {"mixup": 0.2}, 64, "autocast", "cuda", 5_999),
-        ("ViT-B/16", {"num_classes": 0, "masking": MaskingConfig()}, 64, "autocast", "cuda", 6_017),
         ("ViT-B/16", {"num_classes": 0, "masking": MaskingConfig("downsized")}, 64, "autocast", "cuda", 6_654),
         ("ViT-B/16", {"trained_blocks": 0}, 64, "autocast", "cuda", 665),
-        ("ViT-B/16", {"trained_blocks": 4}, 16, "float32", "cpu", 1_503),
         ("ViT-H/14", RECOMPUTED, 64, "autocast", "cuda", 13_266),
-        ("ViT-B/16", RECOMPUTED, 16, "float32", "cpu", 1_754),
         ("R50x1", {}, 16, "autocast", "cuda", 2_035),
-        ("R152x2", {}, 16, "autocast", "cuda", 11_041),
         ("R50x1", {}, 16, "float32", "cpu", 1_767),
-        ("R50x1", {}, 16, "bfloat16", "cpu", 1_311),
         ("R50x1", RECOMPUTED, 16, "autocast", "cuda", 839),
         ("R50+ViT-B/16", {}, 32, "autocast", "cuda", 7_609),
-        ("R50+ViT-L/16", {}, 32, "float32", "cpu", 20_196),
-        ("R+ViT-Ti/16", {}, 32, "autocast", "cuda", 674),
         (AXIAL_RESNET, {}, 16, "autocast", "cuda", 3_186),
-        (AXIAL_RESNET, {}, 16, "float32", "cpu", 4_087),
     ],
 )
 def test_counts_of_every_tensor(
@@ -106,9 +84,6 @@ def test_counts_of_every_tensor(
 def test_counts_of_inference(name: str, images: int, dtype: torch.dtype, megabytes: int) -> None:
     counted = inference_bytes(get_config(name), images, dtype, "cuda") / 1e6
     assert counted == pytest.approx(megabytes, rel=0.08)
-
-
-# ------------------------------------------------------------------------------------------------------ as one expects
 
 
 def test_recomputed_blocks_save_their_input_alone() -> None:

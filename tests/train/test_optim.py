@@ -33,8 +33,6 @@ RUNS = ["sgd_testing_f32", "sgd_testing_bf16acc", "sgd_tiny_linear"]
 RUNS += ["adam_paperlike_f32", "adam_paperlike_bf16mu", "adam_bigwd_f32"]
 TINY = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=16, num_classes=3)
 
-# --- learning rate
-
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_learning_rate_is_googles(shared: Path, name: str) -> None:
@@ -52,9 +50,6 @@ def test_learning_rate_is_googles(shared: Path, name: str) -> None:
     rates = [learning_rate(config, int(step), kwargs["total_steps"]) for step in steps]
     # Google computes in float32: a few units in its last place, relative to the base rate.
     np.testing.assert_allclose(rates, golden[f"{name}/lr"], rtol=0, atol=3e-7 * kwargs["base"])
-
-
-# --- Google's recorded runs
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -127,9 +122,6 @@ def recorded_settings(meta: dict[str, Any]) -> tuple[OptimConfig, Any, int]:
     return config, meta["loss"].removesuffix("_xent"), meta["total_steps"]
 
 
-# --- parameter groups
-
-
 def test_kernels_are_the_matrices_and_patch_filters() -> None:
     config = OptimConfig(weight_decay=0.1, decay_on="kernels")
     model = ViT(dataclasses.replace(TINY, representation_size=8))
@@ -174,52 +166,31 @@ def test_rate_of_each_depth(name: Any) -> None:
     assert {name: steps[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_decay_is_decoupled_and_scaled_by_the_rate(name: Any) -> None:
-    weight = torch.full((3, 3), 2.0, requires_grad=True)
-    optimizer = create_optimizer([("w.weight", weight)], OptimConfig(name=name, lr=0.1, weight_decay=0.5))
-    set_learning_rate(optimizer, 0.2)
-    for _ in range(2):
-        weight.grad = torch.zeros_like(weight)
-        optimizer.step()
-    torch.testing.assert_close(weight.detach(), torch.full((3, 3), 2.0 * (1 - 0.2 * 0.5) ** 2))
-
-
-# --- clipping
-
-
 def test_clip_scales_all_gradients_together() -> None:
     a, b, without = (torch.zeros(2, requires_grad=True) for _ in range(3))
     a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
-    assert clip_by_global_norm([a, b, without], 10.0).item() == 5.0
-    assert a.grad.tolist() == [3.0, 0.0]
-    assert clip_by_global_norm([a, b, without], 2.5).item() == 5.0
-    assert a.grad.tolist() == [1.5, 0.0]
-    assert b.grad.tolist() == [0.0, 2.0]
-    assert clip_by_global_norm([a, b, without], None).item() == 2.5
-    assert b.grad.tolist() == [0.0, 2.0]
+    for limit, norm, after in ((10.0, 5.0, (3.0, 4.0)), (2.5, 5.0, (1.5, 2.0)), (None, 2.5, (1.5, 2.0))):
+        assert clip_by_global_norm([a, b, without], limit).item() == norm
+        assert (a.grad.tolist(), b.grad.tolist()) == ([after[0], 0.0], [0.0, after[1]])
+    a.grad = torch.tensor([1e-5, 0.0])
+    clip_by_global_norm([a], 1e-6)  # by the norm itself
+    assert a.grad[0].item() == pytest.approx(1e-6, rel=1e-6)
 
 
-def test_clip_divides_by_the_norm_itself() -> None:
-    a = torch.zeros(1, requires_grad=True)
-    a.grad = torch.tensor([1e-5])
-    clip_by_global_norm([a], 1e-6)
-    assert a.grad.item() == pytest.approx(1e-6, rel=1e-6)
-
-
-# --- Polyak average
-
-
-def test_average_follows_the_parameters() -> None:
-    parameter = torch.tensor([1.0, -2.0], requires_grad=True)
-    average = [torch.zeros(2)]
-    for _ in range(3):
-        update_average(average, [parameter], 0.75)
-    torch.testing.assert_close(average[0], torch.tensor([1.0, -2.0]) * (1 - 0.75**3))
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_decay_is_decoupled_and_scaled_by_the_rate(name: Any) -> None:
+    """And the Polyak average follows."""
+    weight = torch.full((3, 3), 2.0, requires_grad=True)
+    optimizer = create_optimizer([("w.weight", weight)], OptimConfig(name=name, lr=0.1, weight_decay=0.5))
+    set_learning_rate(optimizer, 0.2)
+    average = [torch.zeros(3, 3)]
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        update_average(average, [weight], 0.75)
+    torch.testing.assert_close(weight.detach(), torch.full((3, 3), 2.0 * 0.9**2))
+    torch.testing.assert_close(average[0], torch.full((3, 3), 2.0 * (0.9 * 0.25 * 0.75 + 0.9**2 * 0.25)))
     assert not average[0].requires_grad
-
-
-# --- packed state
 
 
 @pytest.mark.parametrize("config", [OptimConfig(weight_decay=0.1, decay_on="kernels"), OptimConfig(name="sgd")])

@@ -33,7 +33,7 @@ from vitlab.train import checkpoint, loop
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
 from vitlab.train.loop import train
 from vitlab.train.objectives import create_training_model
-from vitlab.train.parallel import Parallel, full_tensor, local_shard, model_blocks, resolve_compile
+from vitlab.train.parallel import Parallel, local_shard, model_blocks, resolve_compile
 from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import Workdir
 
@@ -108,25 +108,29 @@ def test_two_processes_equal_one(changes: dict[str, Any], tmp_path: Path, in_ran
 
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_ranks_begin_with_the_weights_and_the_precision_of_rank_0(
-    fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch
+    fsdp: bool, in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever each of them has drawn and measured."""
+    """Whatever each of them has drawn and measured. Sharded, each holds half of every weight."""
     config = dataclasses.replace(CONFIG, precision="auto", fsdp=fsdp, steps=1)
     monkeypatch.setattr(
         checkpoint, "resolve_precision", lambda *_: "bfloat16" if os.environ.get("RANK") == "0" else "float32"
     )
 
-    def job() -> tuple[str, dict[str, np.ndarray]]:
+    def job() -> tuple[str, int, dict[str, np.ndarray]]:
         with init_distributed() as world:
             model = create_training_model(config.model, None, torch.Generator().manual_seed(world.rank))
             state = checkpoint.create_state(config, model, torch.device("cpu"), world)
-            return state.weights.precision, {n: t.detach().numpy() for n, t in state.tensors().items()}
+            local = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
+            return state.weights.precision, local, {n: t.detach().numpy() for n, t in state.tensors().items()}
 
-    first, second = in_ranks(2, job)
+    ranks = in_ranks(2, job)
     expected = create_training_model(config.model, None, torch.Generator().manual_seed(0)).state_dict()
-    assert first[0] == second[0] == "bfloat16"
-    for name, weights in expected.items():
-        for _, tensors in (first, second):
+    total = sum(weights.numel() for weights in expected.values())
+    assert sum(local for _, local, _ in ranks) == (1 if fsdp else 2) * total
+    for precision, local, tensors in ranks:
+        assert precision == "bfloat16"
+        assert local == pytest.approx(total / 2 if fsdp else total, rel=0.1)
+        for name, weights in expected.items():
             np.testing.assert_array_equal(tensors[f"weights/{name}"], weights.numpy())
 
 
@@ -253,41 +257,32 @@ def test_continues_with_another_world_size(tmp_path: Path, in_ranks: InRanks, mo
     assert [indices(step) for step in (0, 1, 2, 4, 5, 6, 7)] == [*expected[:3], *expected[4:]]
 
 
-def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: InRanks) -> None:
-    calls = itertools.count(1)  # in each process its own
+def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """And every process waits for the checkpoint: torchrun kills those that are left when one has ended."""
+    save, calls = checkpoint.save_checkpoint, itertools.count(1)  # in each process its own
+
+    def slow(*args: Any) -> Path:
+        time.sleep(1)
+        return save(*args)
 
     def evaluate(model: torch.nn.Module) -> dict[str, float]:
         if next(calls) == 3 and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         return {}
 
-    config = dataclasses.replace(CONFIG, eval_every=1)
-    one, two = trained_by(2, config, tmp_path / "run", in_ranks, evaluate=evaluate)
-    assert (type(one), type(two)) == (StoppedError, StoppedError)
-    assert str(one) == str(two)
-    assert "at step 3/8" in str(one)
-    assert (tmp_path / "run/checkpoints/step-000000003/state.json").exists()
-
-
-def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
-    """On every process: torchrun kills those that are left when one has ended."""
-    save = checkpoint.save_checkpoint
-
-    def slow(*args: Any) -> Path:
-        time.sleep(1)
-        return save(*args)
-
     monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
-    monkeypatch.setattr(loop, "stop_signals", stop_at(1))
     digits()
 
-    def job() -> bool:
+    def job() -> str:
         with init_distributed() as world:
-            with pytest.raises(StoppedError):
-                trained(CONFIG, tmp_path / "run", world)
-            return (tmp_path / "run/checkpoints/step-000000000/state.json").exists()
+            with pytest.raises(StoppedError) as stopped:
+                trained(dataclasses.replace(CONFIG, eval_every=1), tmp_path / "run", world, evaluate)
+            assert (tmp_path / "run/checkpoints/step-000000003/state.json").exists()
+            return str(stopped.value)
 
-    assert in_ranks(2, job) == [True, True]
+    one, two = in_ranks(2, job)
+    assert one == two
+    assert "at step 3/8" in one
 
 
 def test_not_finite_in_one_shard(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
@@ -321,26 +316,6 @@ def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) 
     assert type(first) is RankError
     assert type(second) is UserError
     assert "rank 1 of 2 does not see the work folder" in str(second)
-    assert "file system that all machines share" in str(second)
-
-
-def test_the_parts_of_a_sharded_model(in_ranks: InRanks) -> None:
-    """Half of every weight on each process, put together by `whole`."""
-
-    def job() -> tuple[int, int, bool]:
-        with init_distributed() as world:
-            model = build_model(MODEL, generator=torch.Generator().manual_seed(0))
-            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            Parallel(model, world, torch.device("cpu"), precision="float32", fsdp=True)
-            local = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
-            same = all(torch.equal(full_tensor(tensor), before[name]) for name, tensor in model.state_dict().items())
-            return local, sum(tensor.numel() for tensor in before.values()), same
-
-    (one, total, same), (two, _, same_there) = in_ranks(2, job)
-    assert one + two == total
-    assert abs(one - two) < 0.1 * total
-    assert same
-    assert same_there
 
 
 def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> None:

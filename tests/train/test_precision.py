@@ -43,6 +43,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 
 def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
+    """A step too small for bfloat16 adds up in the masters, and the copy follows once it shows."""
     before = state(model)
     weights = MasterWeights(model, "bfloat16")
     assert same({name: master.detach() for name, master in weights.masters.items()}, before)
@@ -50,19 +51,13 @@ def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
     assert same(state(model), {name: tensor.bfloat16() for name, tensor in before.items()})
     with weights.autocast():
         assert model(IMAGES).dtype == torch.bfloat16
-
-
-def test_small_steps_are_not_lost(model: ViT) -> None:
-    """A step too small for bfloat16 adds up in the masters, and the copy follows once it shows."""
-    weights = MasterWeights(model, "bfloat16")
     copy, master = model.get_parameter("norm.weight"), weights.masters["norm.weight"]  # all ones
     for _ in range(100):
         with torch.no_grad():
             master.add_(1e-4)
         weights.copy_masters_to_model()
     assert master[0].item() == pytest.approx(1.01, abs=1e-5)
-    assert copy[0].item() == pytest.approx(1.01, abs=0.004)
-    assert copy[0].item() > 1
+    assert 1 < copy[0].item() == pytest.approx(1.01, abs=0.004)
 
 
 def test_gradients_add_up_in_float32(model: ViT) -> None:
@@ -104,7 +99,9 @@ def test_auto_is_what_multiplies_faster(
     monkeypatch.setattr(module, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else bfloat16)
     assert resolve_precision("auto", CPU) == expected
     assert frozen_dtype("auto", CPU) == getattr(torch, expected)
+    assert 1e-6 < _product_seconds(torch.float32) < 1  # the imported one, which measures
     assert not measured
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
 def test_the_speed_of_products_is_measured_once(
@@ -129,11 +126,3 @@ def test_the_speed_of_products_is_measured_once(
     assert in_another_process()
     assert len(measured) == 6
     assert len(list(file.parent.iterdir())) == 2
-
-
-def test_a_product_is_timed() -> None:
-    assert 1e-6 < _product_seconds(torch.float32) < 1
-
-
-def test_freed_memory_is_kept_where_glibc_manages_it() -> None:
-    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

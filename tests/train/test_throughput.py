@@ -19,7 +19,6 @@ SPEED = {"images_per_s": 1234.5, "data_wait": 0.031, "tflops": 0.1234, "eta_s": 
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA A100 80GB PCIe", "a100"),
-        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
         ("A100-SXM4-80GB", "a100"),
         ("NVIDIA L40", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),

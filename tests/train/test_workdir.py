@@ -2,9 +2,12 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,50 +47,50 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     open_workdir(tmp_path).close()  # the folder is not locked
 
 
-def test_a_setting_that_only_one_version_knows(tmp_path: Path) -> None:
-    """None is the same as none."""
-    settings = {"model": {"width": 192}, "steps": None}
-    open_workdir(tmp_path, settings).close()
-    open_workdir(tmp_path, settings | {"fewshot": None}).close()
-    for value in (0, False):
-        with pytest.raises(ValueError, match=f"fewshot: not set -> {value}"):
-            open_workdir(tmp_path, settings | {"fewshot": value})
-    open_workdir(tmp_path / "other", settings | {"float8": False, "start": None}).close()
-    with pytest.raises(ValueError, match=r"other settings:\n  float8: False -> not set\n"):
-        open_workdir(tmp_path / "other", settings)
-
-
-def test_a_setting_that_was_removed(tmp_path: Path) -> None:
-    """At the value at which it did nothing the run resumes."""
-    for steps in (0, 5):
-        optim = {"optim": {"lr": 0.001, "cooldown_steps": steps}}
-        open_workdir(tmp_path / str(steps), SETTINGS | optim).close()
-    open_workdir(tmp_path / "0").close()
-    with pytest.raises(ValueError, match=r"other settings:\n  optim.cooldown_steps: 5 -> 0\n"):
-        open_workdir(tmp_path / "5")
-
-
-def test_a_setting_that_was_renamed(tmp_path: Path) -> None:
-    open_workdir(tmp_path, SETTINGS | {"data": {"name": "digits", "part": 0.1, "part_seed": None}}).close()
-    renamed = {"name": "digits", "subset_fraction": 0.1, "subset_seed": None}
-    open_workdir(tmp_path, SETTINGS | {"data": renamed}).close()
-    with pytest.raises(ValueError, match=r"other settings:\n  data.subset_fraction: 0.1 -> 0.2\n"):
-        open_workdir(tmp_path, SETTINGS | {"data": renamed | {"subset_fraction": 0.2}})
+PART = {"name": "digits", "subset_fraction": 0.1, "subset_seed": None}
+OLD_PART = {"name": "digits", "part": 0.1, "part_seed": None}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("before", "same", "other", "difference"),
     [
-        ("run/thesis.tex", "x", r"holds no run .*thesis\.tex"),
-        ("run", "", "is a file"),
-        ("run/config.json", "{", "JSON"),
-        ("run/config.json", "3", "JSON"),
+        # Only one version knows it: None is the same as none.
+        ({}, {"fewshot": None}, {"fewshot": 0}, "fewshot: not set -> 0"),
+        ({"float8": False, "start": None}, {"float8": False}, {}, "float8: False -> not set"),
+        # It was removed: at the value at which it did nothing the run resumes.
+        (
+            {"optim": {"cooldown_steps": 0}},
+            {"optim": {}},
+            {"optim": {"cooldown_steps": 5}},
+            "optim.cooldown_steps: 0 -> 5",
+        ),
+        # It was renamed.
+        (
+            {"data": OLD_PART},
+            {"data": PART},
+            {"data": PART | {"subset_fraction": 0.2}},
+            "data.subset_fraction: 0.1 -> 0.2",
+        ),
     ],
 )
-def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, message: str, tmp_path: Path) -> None:
+def test_settings_of_another_version(
+    before: dict[str, Any], same: dict[str, Any], other: dict[str, Any], difference: str, tmp_path: Path
+) -> None:
+    settings = {"model": {"width": 192}, "steps": None}
+    open_workdir(tmp_path, settings | before).close()
+    open_workdir(tmp_path, settings | same).close()
+    with pytest.raises(ValueError, match=f"other settings:\n  {difference}\n"):
+        open_workdir(tmp_path, settings | other)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("run/thesis.tex", "x"), ("run", ""), ("run/config.json", "{"), ("run/config.json", "3")],
+)
+def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=Path(name).name):
         open_workdir(tmp_path / "run")
     assert (tmp_path / name).read_text() == content
 
@@ -95,7 +98,7 @@ def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, messag
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     """Before any work: what is written there could not be read."""
-    with pytest.raises(UserError, match=r"r\\udcfcn' is not valid UTF-8.*another --workdir"):
+    with pytest.raises(UserError, match=r"r\\udcfcn' .*--workdir"):
         check_folder(Path(os.fsdecode(bytes(tmp_path) + b"/r\xfcn")))
     check_folder(tmp_path / "r\u00fcn")
 
@@ -126,32 +129,31 @@ def test_a_run_killed_at_its_start_starts_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["steps"] is None
 
 
-HOLDER = """
-import os, sys, time
-from vitlab.train.workdir import Workdir
-workdir = Workdir(sys.argv[1], {}, tensorboard=False)
-if os.fork() == 0:  # a loader worker that outlives its parent
-    print(os.getpid(), flush=True)
+def hold(folder: Path, pipe: Any) -> None:
+    workdir = open_workdir(folder, {})
+    worker = os.fork()  # a loader worker that outlives its parent
+    if worker:
+        pipe.send(worker)
     time.sleep(60)
-    os._exit(0)
-time.sleep(60)
-"""
+    os._exit(workdir.finished)
 
 
 def test_a_folder_is_locked_until_its_process_ends(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        worker = int(holder.stdout.readline())
-        try:
-            with pytest.raises(ValueError, match=rf"in use by process {holder.pid}"):
-                open_workdir(tmp_path, {})
-            holder.kill()
-            holder.wait()
-            open_workdir(tmp_path, {}).close()
-        finally:
-            holder.kill()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker, 9)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    holder = fork.Process(target=hold, args=(tmp_path, theirs), daemon=True)
+    holder.start()
+    worker = ours.recv()
+    try:
+        with pytest.raises(ValueError, match=f"in use by process {holder.pid}"):
+            open_workdir(tmp_path, {})
+        holder.kill()
+        holder.join()
+        open_workdir(tmp_path, {}).close()
+    finally:
+        holder.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
@@ -162,6 +164,9 @@ def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
             '{"accuracy": 0.3333333333333333, "gradient": null, "loss": 0.1, "step": 3}\n'
         )
         assert (tmp_path / "speed.jsonl").read_text() == '{"images_per_s": 100.0, "step": 3}\n'
+        workdir.log(METRICS, 4, {"val_accuracy": 0.4})
+        workdir.log(METRICS, 5, {"loss": 1.0, "lr": 0.1})
+        assert (workdir.is_evaluated(4), workdir.is_evaluated(5)) == (True, False)
 
 
 def log_steps(path: Path, steps: range) -> None:
@@ -184,13 +189,6 @@ def test_repeated_steps_are_logged_once(tmp_path: Path, half_line: str, checkpoi
         assert (tmp_path / "stopped" / log).read_bytes() == (tmp_path / "straight" / log).read_bytes()
 
 
-def test_whether_a_step_is_evaluated(tmp_path: Path) -> None:
-    with open_workdir(tmp_path) as workdir:
-        workdir.log(METRICS, 3, {"val_accuracy": 0.4})
-        workdir.log(METRICS, 4, {"loss": 1.0, "lr": 0.1})
-        assert (workdir.is_evaluated(3), workdir.is_evaluated(4)) == (True, False)
-
-
 def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
     with Workdir(tmp_path, SETTINGS) as workdir:
         for step in (1, 2, 3):
@@ -207,7 +205,7 @@ def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, in which no folder can be created")
 def test_a_folder_that_cannot_be_written_to() -> None:
-    with pytest.raises(ValueError, match=r"/proc/self/run .*another --workdir"):
+    with pytest.raises(ValueError, match=r"/proc/self/run .*--workdir"):
         Workdir("/proc/self/run", {})
 
 
@@ -224,7 +222,7 @@ def test_a_full_disk(tmp_path: Path, tensorboard: bool) -> None:
     with Workdir(tmp_path / "run", SETTINGS, tensorboard=tensorboard) as workdir:
         workdir.log(METRICS, 1, {"loss": 1.0})
         workdir.sync()
-        with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Free space .*the last checkpoint"):
+        with pytest.raises(OSError, match=r"work folder .*run \(File too large\)"):
             log(workdir)
     with Workdir(tmp_path / "run", SETTINGS, tensorboard=False) as workdir:
         workdir.truncate_logs(1)
