@@ -14,6 +14,7 @@ import vitlab.config.finetune
 import vitlab.config.train
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig, get_config
+from vitlab.models.variant import override
 from vitlab.settings import from_dict, to_dict
 
 HEADLESS = ViTConfig(num_classes=0)
@@ -134,7 +135,7 @@ def test_settings_that_exclude_each_other(kind: type[Any], values: dict[str, Any
         ({"mixup": 0.2}, "mixup=0.2 has no effect"),
         ({"model": dataclasses.replace(HEADLESS, patch_dropout=0.5)}, "leave patch_dropout=0.5 out"),
         (
-            {"model": ViTConfig(num_classes=0, pool="gap", final_norm="mean")},
+            {"model": override(ViTConfig(), num_classes=0, pool="gap", final_norm="mean")},
             "set model.final_norm='tokens', not 'mean'",
         ),
     ],

@@ -24,6 +24,7 @@ from peers import (
 )
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import class_probabilities, load_checkpoint, load_model
@@ -287,21 +288,27 @@ VIT: dict[str, Any] = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 1,
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (ViTConfig(**VIT, pool="gap", registers=1), "registers=1"),
-        (ViTConfig(**VIT, pool="map"), "num_classes=1000.*has 0"),
-        (ViTConfig(**VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
-        (ViTConfig(**VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
-        (ViTConfig(**VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
-        (ViTConfig(**VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0), "rotary=.*has Rotary"),
-        (ViTConfig(**VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
-        (ViTConfig(**VIT, swiglu=True), "mlp_dim=12"),
-        (ViTConfig(**VIT, position_at="every"), "position_at='every'"),
-        (ViTConfig(**{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
-        (ViTConfig(**VIT, representation_size=6), "representation_size=6"),
-        (ViTConfig(**VIT, distilled=True, layer_scale=1.0), "distilled=True"),
-        (ViTConfig(**VIT, distilled=True, num_classes=0), "distilled=True"),
-        (ViTConfig(**VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
-        (ViTConfig(**{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0), r"image_size=\(8, 12\)"),
+        (override(ViTConfig(), **VIT, pool="gap", registers=1), "registers=1"),
+        (override(ViTConfig(), **VIT, pool="map"), "num_classes=1000.*has 0"),
+        (override(ViTConfig(), **VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
+        (override(ViTConfig(), **VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
+        (override(ViTConfig(), **VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
+        (
+            override(ViTConfig(), **VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0),
+            "rotary=.*has Rotary",
+        ),
+        (override(ViTConfig(), **VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
+        (override(ViTConfig(), **VIT, swiglu=True), "mlp_dim=12"),
+        (override(ViTConfig(), **VIT, position_at="every"), "position_at='every'"),
+        (override(ViTConfig(), **{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
+        (override(ViTConfig(), **VIT, representation_size=6), "representation_size=6"),
+        (override(ViTConfig(), **VIT, distilled=True, layer_scale=1.0), "distilled=True"),
+        (override(ViTConfig(), **VIT, distilled=True, num_classes=0), "distilled=True"),
+        (override(ViTConfig(), **VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
+        (
+            override(ViTConfig(), **{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0),
+            r"image_size=\(8, 12\)",
+        ),
         (ResNetConfig(body=ResNetBody((1,))), "ResNets are not written"),
     ],
 )

@@ -23,7 +23,8 @@ from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, Log
 from vitlab.finetuning.plan import best_size, fit_budget, needed_budget
 from vitlab.finetuning.result import Finetuned
-from vitlab.models.config import ImageSize, Interpolation
+from vitlab.models.config import ImageSize
+from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.resolve import RECIPE, Facts, Reason, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs

@@ -142,7 +142,7 @@ def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """The inverse of `rename_eva`: with a norm in the MLP, timm keeps the halves of SwiGLU's first layer apart."""
     renamed = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name): tensor for name, tensor in tensors.items()}
-    if config.swiglu and config.mlp_norm:
+    if config.variant.swiglu and config.variant.mlp_norm:
         for name in [name for name in renamed if ".mlp.fc1." in name]:
             halves = [half.clone() for half in renamed.pop(name).chunk(2)]
             renamed |= {name.replace("fc1", part): half for part, half in zip(("fc1_g", "fc1_x"), halves, strict=True)}

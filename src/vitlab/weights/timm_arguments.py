@@ -33,7 +33,7 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
     )
     if vit:
         args["img_size"] = [height, width]
-    heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
+    heads: Any = ["head", "head_dist"] if vit and config.variant.distilled else "head" if vit else "head.fc"
     resize, side = prepared.resize, min(height, width)
     if resize and height != width:
         text = "timm resizes for %d x %d pixels otherwise than %s: the same at most for images of that aspect ratio"
@@ -72,7 +72,13 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
 def is_eva(config: ModelConfig) -> TypeGuard[ViTConfig]:
     """Whether timm's arguments make this model from the EVA family alone."""
     return isinstance(config, ViTConfig) and any(
-        (config.rotary, config.swiglu, config.attention_norm, config.mlp_norm, config.map_heads)
+        (
+            config.variant.rotary,
+            config.variant.swiglu,
+            config.variant.attention_norm,
+            config.variant.mlp_norm,
+            config.variant.map_heads,
+        )
     )
 
 
@@ -87,7 +93,7 @@ def _common_args(config: ViTConfig) -> dict[str, Any]:
         "num_heads": config.heads,
         "mlp_ratio": ratio if exact else (config.mlp_dim + 0.5) / config.width,
         "class_token": config.has_class_token,
-        "no_embed_class": not config.class_position,
+        "no_embed_class": not config.variant.class_position,
         "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
         "dynamic_img_size": config.dynamic_image_size,
         **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
@@ -97,38 +103,38 @@ def _common_args(config: ViTConfig) -> dict[str, Any]:
 def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """The name of an architecture and every argument that makes it this ViT."""
     args = _common_args(config) | {
-        "fc_norm": config.final_norm == "mean",
-        "final_norm": config.final_norm != "none",
-        "pre_norm": config.pre_norm,
-        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
+        "fc_norm": config.variant.final_norm == "mean",
+        "final_norm": config.variant.final_norm != "none",
+        "pre_norm": config.variant.pre_norm,
+        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.variant.gelu),
     }
     if config.position == "none":
         args["pos_embed"] = "none"
-    if config.registers:
-        args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
-    if config.layer_scale is not None:
-        args["init_values"] = config.layer_scale
-    plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
-    return "deit_base_distilled_patch16_224" if config.distilled else plain, args
+    if config.variant.registers:
+        args |= {"reg_tokens": config.variant.registers, "pool_include_prefix": config.pool == "map"}
+    if config.variant.layer_scale is not None:
+        args["init_values"] = config.variant.layer_scale
+    plain = CLIP if config.variant.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
+    return "deit_base_distilled_patch16_224" if config.variant.distilled else plain, args
 
 
 def _eva_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """The same in the EVA family."""
-    return EVA[config.layer_norm_eps], _common_args(config) | {
+    return EVA[config.variant.layer_norm_eps], _common_args(config) | {
         "attn_type": "rope",  # the one with biases of keys
         "qkv_bias": True,
         "qkv_fused": True,
-        "scale_attn_inner": config.attention_norm,
-        "scale_mlp": config.mlp_norm,
-        "swiglu_mlp": config.swiglu,
-        "init_values": config.layer_scale,
-        "num_reg_tokens": config.registers,
+        "scale_attn_inner": config.variant.attention_norm,
+        "scale_mlp": config.variant.mlp_norm,
+        "swiglu_mlp": config.variant.swiglu,
+        "init_values": config.variant.layer_scale,
+        "num_reg_tokens": config.variant.registers,
         "use_abs_pos_emb": config.position != "none",
-        "use_pre_transformer_norm": config.pre_norm,
-        "use_post_transformer_norm": config.final_norm == "tokens",
-        "use_fc_norm": config.final_norm == "mean",
-        **({"attn_pool_num_heads": config.map_heads or config.heads} if config.pool == "map" else {}),
-        **rotary_args(config.rotary),
+        "use_pre_transformer_norm": config.variant.pre_norm,
+        "use_post_transformer_norm": config.variant.final_norm == "tokens",
+        "use_fc_norm": config.variant.final_norm == "mean",
+        **({"attn_pool_num_heads": config.variant.map_heads or config.heads} if config.pool == "map" else {}),
+        **rotary_args(config.variant.rotary),
     }
 
 
@@ -154,11 +160,11 @@ def check_representable(config: ModelConfig) -> None:
     supported = {
         "position": ("none", "1d", "2d", "sincos2d"),
         "position_at": ("stem",) if config.position != "none" else (config.position_at,),
-        "pool": ("token", "gap") if config.swiglu or config.mlp_norm else ("token", "gap", "map"),
-        "layer_norm_eps": (1e-6,) if config.distilled else tuple(EVA),
-        "registers": (0,) if config.distilled else (config.registers,),
+        "pool": ("token", "gap") if config.variant.swiglu or config.variant.mlp_norm else ("token", "gap", "map"),
+        "layer_norm_eps": (1e-6,) if config.variant.distilled else tuple(EVA),
+        "registers": (0,) if config.variant.distilled else (config.variant.registers,),
         "final_norm": ("tokens", "mean", "none"),
-        "gelu": ("erf",) if eva and not config.swiglu else ("tanh", "erf", "quick"),
+        "gelu": ("erf",) if eva and not config.variant.swiglu else ("tanh", "erf", "quick"),
         "distilled": (False,) if eva else (True, False),
     }
     free = ("pre_norm", "layer_scale", "class_position", "in_chans", "rotary", "swiglu", "attention_norm", "mlp_norm")

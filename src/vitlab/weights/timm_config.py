@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
 from vitlab.weights.folder import multi_label_metadata, read_settings
@@ -199,24 +199,26 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        map_heads=settings.args.get("attn_pool_num_heads", 8 if named_pe else None) if pool == "map" else None,
-        final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
-        pre_norm=pre_norm,
-        attention_norm="blocks.0.attn.norm.weight" in tensors,
-        mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-        layer_norm_eps=settings.eps
-        or (1e-5 if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture) else 1e-6),
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
         position="1d" if "pos_embed" in tensors else "none",
-        rotary=rotary,
-        position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
-        swiglu=swiglu,
-        gelu=_infer_gelu(tensors, settings, width, patch),
         stem=stem,
-        layer_scale=settings.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
-        registers=registers + (pool != "token" and "cls_token" in tensors),
-        class_position=class_position,
-        distilled="dist_token" in tensors,
+        variant=Variant(
+            gelu=_infer_gelu(tensors, settings, width, patch),
+            swiglu=swiglu,
+            layer_norm_eps=settings.eps
+            or (1e-5 if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture) else 1e-6),
+            attention_norm="blocks.0.attn.norm.weight" in tensors,
+            mlp_norm="blocks.0.mlp.norm.weight" in tensors,
+            pre_norm=pre_norm,
+            final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
+            layer_scale=settings.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
+            registers=registers + (pool != "token" and "cls_token" in tensors),
+            distilled="dist_token" in tensors,
+            class_position=class_position,
+            rotary=rotary,
+            position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
+            map_heads=settings.args.get("attn_pool_num_heads", 8 if named_pe else None) if pool == "map" else None,
+        ),
     )
 
 
