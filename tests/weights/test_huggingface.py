@@ -24,7 +24,7 @@ from peers import (
 )
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
-from vitlab.models.variant import override
+from vitlab.models.variant import all_settings, override
 from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import class_probabilities, load_checkpoint, load_model
@@ -47,7 +47,7 @@ def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     other = create_huggingface(case)
     other.save_pretrained(tmp_path / "theirs")
     config, state = read_huggingface(tmp_path / "theirs")
-    assert {name: getattr(config, name) for name in CASES[case][2]} == CASES[case][2]
+    assert {name: all_settings(config)[name] for name in CASES[case][2]} == CASES[case][2]
     model, mean_std = loaded(config, state), IMAGENET if case.startswith("d") else HALF
     inputs = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
     check_equal(model(inputs), outputs(other, normalized(inputs, *mean_std)))
@@ -72,7 +72,7 @@ def test_outputs_at_another_size(tmp_path: Path, case: str) -> None:
     for size in (own, 40):
         model = load_model(tmp_path / "theirs", image_size=None if size == own else size)
         expected = NEWER[case][2] | ({} if size == own else {"image_size": size})
-        assert {name: getattr(model.config, name) for name in expected} == expected
+        assert {name: all_settings(model.config)[name] for name in expected} == expected
         inputs, resized = images(size), size != own and not case.startswith("dino")
         options = {"interpolate_pos_encoding": True} if resized else {}
         height, width = model.config.image_hw  # where patches leave out the last pixels

@@ -46,7 +46,7 @@ def known(fields: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("write", "settings", "optional"),
     [
-        (write_vitlab, {"rotary": Rotary()}, [("model", "rotary", "base"), ("model", "rotary", "reference")]),
+        (write_vitlab, {"rotary": Rotary()}, [("model", "variant", "rotary", name) for name in ("base", "reference")]),
         (write_huggingface, {"layer_scale": 1.0, "mlp_dim": 32}, [*known(HUGGINGFACE_MODEL)]),
         (
             write_timm,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Gt
 
+from vitlab.errors import UserError
 from vitlab.settings import Checked, NonNegativeInt, PositiveInt
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
@@ -101,6 +102,8 @@ NAMES = tuple(field.name for field in dataclasses.fields(Variant))
 def nested(model: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a model, with those of its variant apart: earlier versions wrote them beside the others."""
     variant = {name: model[name] for name in NAMES if name in model}
+    if variant and "variant" in model:
+        raise UserError(f"{', '.join(variant)} is given beside variant; give it in variant.")
     others = {name: value for name, value in model.items() if name not in variant}
     return others | ({"variant": variant} if variant else {})
 
