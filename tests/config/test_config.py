@@ -136,7 +136,7 @@ def test_settings_that_exclude_each_other(kind: type[Any], values: dict[str, Any
         ({"model": dataclasses.replace(HEADLESS, patch_dropout=0.5)}, "leave patch_dropout=0.5 out"),
         (
             {"model": override(ViTConfig(), num_classes=0, pool="gap", final_norm="mean")},
-            "set model.final_norm='tokens', not 'mean'",
+            "set model.variant.final_norm='tokens', not 'mean'",
         ),
     ],
 )

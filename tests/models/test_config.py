@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlab.models import MODELS, ModelConfig, ResNetBody, ResNetConfig, Rotary, Variant, ViTConfig
+from vitlab.models import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.resnet import Body, StdConv
-from vitlab.models.variant import all_settings, override
+from vitlab.models.variant import override
 from vitlab.settings import from_dict, to_dict
 
 
@@ -70,22 +70,6 @@ def test_invalid_resnets_are_refused() -> None:
 
 def test_a_config_goes_through_json(kind: ModelConfig) -> None:
     assert from_dict(ModelConfig, json.loads(json.dumps(to_dict(kind)))) == kind  # pyright: ignore[reportArgumentType]
-
-
-def test_settings_of_an_earlier_version() -> None:
-    """Which had those of the variant beside the others."""
-    older = {"kind": "vit", "width": 8, "heads": 2, "registers": 4, "swiglu": True, "rotary": {"base": 50.0}}
-    config = from_dict(ModelConfig, json.loads(json.dumps(older)))
-    assert config == ViTConfig(width=8, heads=2, variant=Variant(registers=4, swiglu=True, rotary=Rotary(50.0)))
-    with pytest.raises(ValueError, match="registers is given beside variant"):
-        from_dict(ModelConfig, {"registers": 4, "variant": {}})
-
-
-def test_settings_are_listed_and_overridden_with_those_of_the_variant(kind: ModelConfig) -> None:
-    settings = all_settings(kind)
-    assert override(type(kind)(), **settings) == kind
-    assert ("registers" in settings) == isinstance(kind, ViTConfig)
-    assert Variant(layer_scale=0.1, class_position=False).differences == {"layer_scale": 0.1, "class_position": False}
 
 
 @pytest.mark.parametrize("side", [7, 32, 33])

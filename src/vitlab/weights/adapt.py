@@ -118,7 +118,7 @@ def _check_size(config: ModelConfig, new: ModelConfig) -> None:
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
     """Interpolates what depends on the grid, in place."""
     if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
-        state.update(resize_positions(state, config, new.grid, new.position_interpolation))
+        state.update(resize_positions(state, config, new.grid, new.variant.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
             stage, number = map(int, name.split(".")[2:4])
