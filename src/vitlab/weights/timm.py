@@ -33,18 +33,10 @@ from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, r
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import (
-    ACTIVATIONS,
-    SUPPORTED,
-    check_architecture,
-    check_bare,
-    eva_names,
-    rename_eva,
-    reorder_pairs,
-    rotary_of,
-)
+from vitlab.weights.timm_architectures import ACTIVATIONS, SUPPORTED, check_architecture, named_args, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
 from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_eva import check_bare, eva_names, rename_eva, reorder_pairs
 
 NAME_MAP = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -131,7 +123,7 @@ def read_timm(
         say_assumptions(path, origin, config, prepared, assume)
     if isinstance(config, ViTConfig):
         _convert_registers_and_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of(settings.architecture, settings.args)[1])
+        reorder_pairs(tensors, config, rotary_of(named_args(settings.architecture) | settings.args)[1])
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(path / CONFIG))
     layout = timm_layout(config)
