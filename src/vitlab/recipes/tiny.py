@@ -19,7 +19,7 @@ from vitlab.recipes.pretrain import headless
 def vit(side: int, patch_size: int, width: int, depth: int, **more: Any) -> ViTConfig:
     """A small ViT: four heads and an MLP of twice the width unless `more` says otherwise."""
     defaults = {"heads": 4, "mlp_dim": 2 * width, "num_classes": 10, "pool": "gap", "position_std": 1.0}
-    sizes = {"image_size": side, "patch_size": patch_size, "width": width, "depth": depth}
+    sizes: dict[str, Any] = {"image_size": side, "patch_size": patch_size, "width": width, "depth": depth}
     return ViTConfig(variant=Variant(gelu="erf"), **(sizes | defaults | more))
 
 

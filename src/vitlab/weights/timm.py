@@ -123,7 +123,7 @@ def read_timm(
         say_assumptions(path, origin, config, prepared, assume)
     if isinstance(config, ViTConfig):
         _convert_registers_and_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of(named_args(settings.architecture) | settings.args)[1])
+        reorder_pairs(tensors, config, rotary_of({**named_args(settings.architecture), **settings.args})[1])
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(path / CONFIG))
     layout = timm_layout(config)

@@ -153,7 +153,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     stem = _infer_body(tensors, "v1", BACKBONE) if any(name.startswith(BACKBONE) for name in tensors) else None
     names = (settings.architecture,) if settings.architecture else _resembled(tensors, width, patch, hidden // mlp_dim)
-    args = named_args(*names) | settings.args
+    args = {**named_args(*names), **settings.args}
     size, class_position = _infer_size(tensors, settings, args, patch * (stem.stride if stem else 1), registers)
     sizes = {
         "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
