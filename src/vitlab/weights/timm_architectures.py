@@ -49,8 +49,12 @@ ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
 `eps` is LayerNorm's, which no argument sets: 1e-6 where no row has it."""
 ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 """timm's `act_layer` -> our `gelu`."""
-SIGLIP = {(768, 32): "base_patch32", (1024, 16): "large_patch16", (1152, 16): "so400m_patch16"}
-SIGLIP |= {(1536, 16): "giantopt_patch16"}
+SIGLIP = {
+    (768, 32): "base_patch32",
+    (1024, 16): "large_patch16",
+    (1152, 16): "so400m_patch16",
+    (1536, 16): "giantopt_patch16",
+}
 """Width and patch size -> the middle of an architecture, to recognize a bare file without a class token."""
 WRITTEN = {
     "vit": ("vit_base_patch16_224", "vit_base_patch16_clip_224"),
