@@ -46,10 +46,10 @@ RUNS = {  # name of the run and of its folder -> its command
     "sgd": f"{DIGITS} --optim.name sgd --optim.lr 0.1 --optim.schedule linear --optim.end-lr 1e-5 --mixup 0 "
     "--label-smoothing 0.1 --model.dropout 0.1 --model.stochastic-depth 0.2 --seed 3",
     "sigmoid": f"{DIGITS} --loss sigmoid --model.pool map --model.head-bias -6.9 --model.position sincos2d "
-    "--optim.decay-on kernels --model.representation-size 24 --model.gelu tanh --data.crop none --data.flip",
-    "tokens": f"{DIGITS} --model.pool token --model.registers 2 --model.distilled --model.layer-scale 0.1 "
-    "--model.no-class-position --data.subset-fraction 0.3 --data.subset-seed 1 --data.crop random "
-    "--data.crop-resize 20",
+    "--optim.decay-on kernels --model.representation-size 24 --model.variant.gelu tanh --data.crop none --data.flip",
+    "tokens": f"{DIGITS} --model.pool token --model.variant.registers 2 --model.variant.distilled "
+    "--model.variant.layer-scale 0.1 --model.variant.no-class-position --data.subset-fraction 0.3 "
+    "--data.subset-seed 1 --data.crop random --data.crop-resize 20",
     "axial": f"{DIGITS} --model.encoder axial --model.position 2d --model.position-at shared --data.classes 1 3 5",
     "relative": f"{DIGITS} --model.position relative --model.position-at every --activation-checkpointing",
     "autocast": f"{DIGITS} --precision autocast",

@@ -28,16 +28,27 @@ from timm.layers.config import set_fused_attn
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
 from vitlab.cost.step import StepSpec
 from vitlab.models.config import ViTConfig
+from vitlab.models.variant import override
 from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 
 # The exact GELU, because it is timm's.
 SHAPES = {
     "cifar": (
-        ViTConfig(image_size=32, patch_size=4, width=192, depth=9, heads=3, mlp_dim=768, num_classes=10, gelu="erf"),
+        override(
+            ViTConfig(),
+            image_size=32,
+            patch_size=4,
+            width=192,
+            depth=9,
+            heads=3,
+            mlp_dim=768,
+            num_classes=10,
+            gelu="erf",
+        ),
         128,
     ),
-    "Ti/16": (ViTConfig(width=192, depth=12, heads=3, mlp_dim=768, gelu="erf"), 16),
-    "S/16": (ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536, gelu="erf"), 16),
+    "Ti/16": (override(ViTConfig(), width=192, depth=12, heads=3, mlp_dim=768, gelu="erf"), 16),
+    "S/16": (override(ViTConfig(), width=384, depth=12, heads=6, mlp_dim=1536, gelu="erf"), 16),
 }
 CEILING = "ceiling"
 TIMM = {"timm, fused attention": True, "timm, plain attention": False}

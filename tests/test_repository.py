@@ -56,7 +56,10 @@ STANDS_ON = {
     "data": BASE,
     "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),
-    "recipes": (*RECIPES, "models.config", "models.registry", "models.resnet_config", "models.image_size"),
+    "recipes": (
+        *RECIPES,
+        *(f"models.{name}" for name in ("config", "registry", "resnet_config", "image_size", "variant")),
+    ),
     "evaluation": (*BASE, "models", "data", "weights", "train"),
     "runs": CORE,
     "inspection": (*CORE, "runs"),

@@ -11,7 +11,7 @@ if typing.TYPE_CHECKING:
     from vitlab.api import evaluate, finetune, inspect, predict
     from vitlab.config import DataConfig, OptimConfig, TrainConfig
     from vitlab.data.registry import load_dataset
-    from vitlab.models import MODELS, ResNetConfig, ViTConfig, create_model, get_config, list_models
+    from vitlab.models import MODELS, ResNetConfig, Variant, ViTConfig, create_model, get_config, list_models
     from vitlab.models.resnet import ResNet
     from vitlab.models.vit import ViT
     from vitlab.train.optim import parameter_groups
@@ -24,7 +24,7 @@ NAMES = {
     "api": "evaluate finetune inspect predict",
     "config": "DataConfig OptimConfig TrainConfig",
     "data.registry": "load_dataset",
-    "models": "MODELS ResNetConfig ViTConfig create_model get_config list_models",
+    "models": "MODELS ResNetConfig Variant ViTConfig create_model get_config list_models",
     "models.resnet": "ResNet",
     "models.vit": "ViT",
     "train.optim": "parameter_groups",
@@ -32,8 +32,8 @@ NAMES = {
 }
 MODULE_OF = {name: f"vitlab.{module}" for module, names in NAMES.items() for name in names.split()}
 
-__all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "ViT", "ViTConfig"]
-__all__ += ["convert", "create_model", "evaluate", "finetune", "get_config", "inspect", "list_models"]
+__all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "Variant", "ViT"]
+__all__ += ["ViTConfig", "convert", "create_model", "evaluate", "finetune", "get_config", "inspect", "list_models"]
 __all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "save_model"]
 __all__ += ["app", "data", "evaluation", "inspection", "models", "recipes", "runs", "train", "weights"]
 

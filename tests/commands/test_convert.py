@@ -59,7 +59,7 @@ def test_what_a_bare_file_does_not_say_is_given(run: Path, capsys: pytest.Captur
     given = ("--assume.heads", "1", "--assume.gelu", "quick", "--assume.mean", "0.4", "0.4", "0.4")
     answer(capsys, "convert", "bare.safetensors", "ours", "--to", "vitlab", *given)
     settings = json.loads(Path("ours/config.json").read_text())
-    assert (settings["model"]["heads"], settings["model"]["gelu"]) == (1, "quick")
+    assert (settings["model"]["heads"], settings["model"]["variant"]["gelu"]) == (1, "quick")
     assert settings["extra"]["preprocessing"]["mean"] == [0.4] * 3
     code, _, err = call(capsys, "convert", "ours", "again", "--to", "vitlab", *given)
     assert code == 2

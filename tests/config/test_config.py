@@ -14,6 +14,7 @@ import vitlab.config.finetune
 import vitlab.config.train
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig, get_config
+from vitlab.models.variant import override
 from vitlab.settings import from_dict, to_dict
 
 HEADLESS = ViTConfig(num_classes=0)
@@ -127,7 +128,7 @@ def test_ranges(kind: type[Any], name: str, values: tuple[Any, ...]) -> None:
         (TrainConfig, MASKED | {"model": dataclasses.replace(HEADLESS, patch_dropout=0.5)}, "patch_dropout=0.5"),
         (
             TrainConfig,
-            MASKED | {"model": ViTConfig(num_classes=0, pool="gap", final_norm="mean")},
+            MASKED | {"model": override(ViTConfig(), num_classes=0, pool="gap", final_norm="mean")},
             "final_norm='tokens'",
         ),
         (TrainConfig, MASKED | {"model": HYBRID}, "patches"),

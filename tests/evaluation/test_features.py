@@ -29,6 +29,7 @@ from vitlab.evaluation.features import (
 )
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.models import ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
@@ -128,7 +129,7 @@ def test_key(model: ViT, pixels: Dataset, files: Dataset, tmp_path: Path) -> Non
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         next(other.parameters()).view(-1)[0] += 1e-3
-    exact = ViT(dataclasses.replace(TINY, gelu="erf")).eval()
+    exact = ViT(override(TINY, gelu="erf")).eval()
     exact.load_state_dict(model.state_dict())
     rounded = copy.deepcopy(model).bfloat16()
     turned = pixels.take(np.arange(11)[::-1])

@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.linear_head import LOGIT_SCALES, _best_scale, least_squares_head
 from vitlab.models import ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import build_model
 
 
@@ -139,7 +140,7 @@ def test_several_labels() -> None:
 @pytest.mark.parametrize("distilled", [False, True])
 def test_it_becomes_the_head_of_a_model(distilled: bool) -> None:
     size: dict[str, Any] = {"width": 12, "depth": 1, "heads": 2, "mlp_dim": 8}
-    model = build_model(ViTConfig(image_size=8, patch_size=4, num_classes=3, distilled=distilled, **size))
+    model = build_model(override(ViTConfig(), image_size=8, patch_size=4, num_classes=3, distilled=distilled, **size))
     x, labels = data(60)
     head = least_squares_head(x[None], labels, 3)
     head.copy_to(model)

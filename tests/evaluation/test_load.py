@@ -26,6 +26,7 @@ from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.load import device_of, evaluation_batches, load_for_evaluation, match_classes
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import build_model
 from vitlab.train.compile_cache import cpp_compiler
 from vitlab.train.precision import choose_device
@@ -34,11 +35,13 @@ from vitlab.weights import load_metadata, load_model, save_model
 BIT = ResNetBody(layers=(1, 2), width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance")
 VIT: dict[str, Any] = {"image_size": 32, "width": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "num_classes": 10}
 KINDS: dict[str, ModelConfig] = {
-    "ViT": ViTConfig(**VIT, patch_size=8),
-    "MAP head": ViTConfig(**VIT, patch_size=8, pool="map"),
-    "relative positions": ViTConfig(**VIT, patch_size=8, position="relative", position_at="every", registers=2),
-    "axial": ViTConfig(**VIT, patch_size=8, encoder="axial", position="sincos2d", class_position=False),
-    "hybrid": ViTConfig(**VIT, patch_size=1, stem=ResNetBody(layers=(1, 2), width=32)),
+    "ViT": override(ViTConfig(), **VIT, patch_size=8),
+    "MAP head": override(ViTConfig(), **VIT, patch_size=8, pool="map"),
+    "relative positions": override(
+        ViTConfig(), **VIT, patch_size=8, position="relative", position_at="every", registers=2
+    ),
+    "axial": override(ViTConfig(), **VIT, patch_size=8, encoder="axial", position="sincos2d", class_position=False),
+    "hybrid": override(ViTConfig(), **VIT, patch_size=1, stem=ResNetBody(layers=(1, 2), width=32)),
     "BiT": ResNetConfig(image_size=32, num_classes=10, body=BIT),
 }
 EXACT, ROUNDED = (ModelOptions(precision=precision, device="cpu") for precision in ("float32", "bfloat16"))

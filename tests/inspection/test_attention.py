@@ -30,6 +30,7 @@ from vitlab.inspection.figures import masked
 from vitlab.models import ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.attention import Attention
 from vitlab.models.position import resize_positions
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, mlp_dim=16, num_classes=5)
@@ -38,15 +39,15 @@ KINDS = {
     "class token, wider than high": replace(BASE, image_size=(12, 20), depth=3, heads=4),
     "dropout": replace(BASE, dropout=0.5, stochastic_depth=0.5),
     "hybrid": replace(BASE, image_size=(32, 48), patch_size=1, stem=ResNetBody((1, 1), width=32)),
-    "relative positions, shared, registers": replace(
+    "relative positions, shared, registers": override(
         BASE, position="relative", position_at="shared", position_std=1.0, registers=2, pool="gap"
     ),
-    "rotary positions, registers": replace(BASE, rotary=Rotary(), registers=2),
-    "MAP head, registers": replace(BASE, position="sincos2d", pool="map", registers=3),
-    "distillation token": replace(BASE, distilled=True),
-    "class token and mean": replace(BASE, pool="token+gap", class_position=False),
+    "rotary positions, registers": override(BASE, rotary=Rotary(), registers=2),
+    "MAP head, registers": override(BASE, position="sincos2d", pool="map", registers=3),
+    "distillation token": override(BASE, distilled=True),
+    "class token and mean": override(BASE, pool="token+gap", class_position=False),
     "axial": AXIAL,
-    "axial, higher than wide, registers": replace(AXIAL, image_size=(20, 8), distilled=True, registers=2),
+    "axial, higher than wide, registers": override(AXIAL, image_size=(20, 8), distilled=True, registers=2),
 }
 
 
@@ -78,7 +79,7 @@ class Sublayer:
         p, (h, w), k = config.num_prefix_tokens, config.grid, config.heads
         qkv = self.tokens.astype(float) @ weight.T.astype(float) + bias
         q, keys, v = qkv.reshape(len(qkv), config.num_tokens, 3, k, -1).transpose(2, 0, 3, 1, 4)
-        if config.rotary:
+        if config.variant.rotary:
             assert self.positions is not None
             cos, sin = np.split(self.positions, 2, axis=-1)
             for x in (q, keys):
@@ -255,7 +256,7 @@ def plain_prediction_weights(model: ViT, images: Tensor) -> np.ndarray:
         return expected
     prefix, n = config.num_prefix_tokens, config.num_patches
     token, patches = np.eye(config.num_tokens), np.array([0.0] * prefix + [1 / n] * n)
-    if config.distilled:
+    if config.variant.distilled:
         row = (token[0] + token[1]) / 2
     else:
         row = {"token": token[0], "gap": patches, "token+gap": (token[0] + patches) / 2}[config.pool]
@@ -342,7 +343,7 @@ def test_maps_of_a_wrapped_model(wrap: Any) -> None:
 @pytest.mark.parametrize("settings", [{"rotary": Rotary()}, {"position": "1d", "pool": "gap"}])
 def test_maps_of_images_of_another_size(settings: Any) -> None:
     """Of a model that takes any, as of one of that size: also of a grid with as many patches, 3x2 instead of 2x3."""
-    model = random_model(replace(BASE, dynamic_image_size=True, **settings))
+    model = random_model(override(BASE, dynamic_image_size=True, **settings))
     for size in ((12, 8), (16, 20)):
         fixed = ViT(replace(model.config, image_size=size, dynamic_image_size=False)).eval()
         positions = resize_positions(model.state_dict(), model.config, fixed.config.grid)

@@ -21,6 +21,7 @@ from vitlab.inspection.attention import (
 from vitlab.inspection.capture import Capture, capture
 from vitlab.inspection.embeddings import token_components
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=3, heads=2, mlp_dim=16, num_classes=5)
@@ -28,7 +29,7 @@ KINDS = {
     "class token": BASE,
     "class token and mean, no head": replace(BASE, pool="token+gap", num_classes=0),
     "MAP head": replace(BASE, pool="map", position="2d", position_at="every"),
-    "axial": replace(BASE, encoder="axial", registers=1),
+    "axial": override(BASE, encoder="axial", registers=1),
     "hybrid": replace(BASE, image_size=(16, 24), patch_size=1, stem=ResNetBody((1, 1), width=32)),
 }
 ARRAYS = ("distances", "heads", "rollout", "rollout_plain", "components", "image_distances", "logits")

@@ -8,6 +8,7 @@ import torch
 
 from vitlab.inspection.embeddings import filter_components, filters_of, positions_of, token_components
 from vitlab.models import ResNetBody, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=32, depth=3, heads=2, mlp_dim=8, num_classes=5)
@@ -50,7 +51,7 @@ def test_filters_of_a_hybrid_are_its_first_convolutions() -> None:
 @pytest.mark.parametrize("prefix", [{"distilled": True, "registers": 1}, {"pool": "gap"}])
 def test_positions_of_a_model(position, at, copies: int, prefix: dict) -> None:
     """What the model adds to tokens of zeros, by cosines."""
-    model = ViT(replace(BASE, position=position, position_at=at, position_std=1.0, **prefix))
+    model = ViT(override(BASE, position=position, position_at=at, position_std=1.0, **prefix))
     similarity = positions_of(model)
     assert similarity is not None
     assert similarity.shape == (copies, 2, 3, 2, 3)

@@ -23,6 +23,7 @@ from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
 from vitlab.inspection.write_pages import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.pretrain import pretrain
@@ -38,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Saves a small random model with these settings and this card; returns its folder."""
 
     def save(card: dict[str, Any], **settings: Any) -> Path:
-        config = ViTConfig(**SIZES | {"num_classes": 3, "head_std": 0.5} | settings)
+        config = override(ViTConfig(), **SIZES | {"num_classes": 3, "head_std": 0.5} | settings)
         save_model(build_model(config, generator=torch.Generator().manual_seed(0)), tmp_path / "model", extra=card)
         return tmp_path / "model"
 

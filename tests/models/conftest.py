@@ -9,13 +9,14 @@ from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.resnet import ResNet
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 
 
 def vit(**settings: Any) -> ViTConfig:
     """A grid of 3 x 4, so that no axis can be taken for the other."""
     small: dict[str, Any] = {"patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 24, "num_classes": 5}
-    return ViTConfig(**{"image_size": (24, 32), **small, **settings})
+    return override(ViTConfig(), **{"image_size": (24, 32), **small, **settings})
 
 
 def hybrid(layers: tuple[int, ...], patch_size: int = 1, **settings: Any) -> ViTConfig:

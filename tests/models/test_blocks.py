@@ -9,6 +9,7 @@ from torch import nn
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.blocks import model_blocks, parameter_depths
+from vitlab.models.variant import override
 from vitlab.models.vit import build_model, unwrap
 
 SMALL = ViTConfig(image_size=32, patch_size=8, width=16, depth=3, heads=2, mlp_dim=24, num_classes=5)
@@ -48,7 +49,7 @@ def test_recomputed_blocks_have_the_same_gradients(kind: ModelConfig) -> None:
 @pytest.mark.parametrize("encoder", ["full", "axial"])
 def test_depths_of_a_vit(encoder: str) -> None:
     settings: dict[str, Any] = {"position_at": "every", "registers": 1, "pre_norm": True} if encoder == "full" else {}
-    model = build_model(dataclasses.replace(SMALL, **{"pool": "map", "encoder": encoder} | settings))
+    model = build_model(override(SMALL, **{"pool": "map", "encoder": encoder} | settings))
     names = [name for name, _ in model.named_parameters()]
     depths = parameter_depths(names)
     assert sorted(depths) == sorted(names)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitlab.models import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.resnet import Body, StdConv
+from vitlab.models.variant import override
 from vitlab.settings import from_dict, to_dict
 
 
@@ -58,7 +59,7 @@ def test_patches_of_every_family(name: str, stride: int | None, grid: tuple[int,
 )
 def test_invalid_settings_name_the_allowed_ones(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        ViTConfig(**settings)
+        override(ViTConfig(), **settings)
 
 
 def test_invalid_resnets_are_refused() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, create_model
 from vitlab.models.init import init_weights, redraw_positions
 from vitlab.models.resnet import ResNet
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 
 TRUNCATED = 0.87962566
@@ -92,8 +93,17 @@ def test_a_vit_begins_as_googles(vit: dict[str, Tensor]) -> None:
 )
 def test_positions_of_the_grid_are_drawn_anew(settings: dict[str, Any], redrawn: set[str]) -> None:
     """All numbers of them, with `position_std` and by the generator alone; all else is unchanged."""
-    config = ViTConfig(
-        image_size=64, patch_size=8, width=64, depth=2, heads=2, mlp_dim=8, num_classes=2, position_std=0.5, **settings
+    config = override(
+        ViTConfig(),
+        image_size=64,
+        patch_size=8,
+        width=64,
+        depth=2,
+        heads=2,
+        mlp_dim=8,
+        num_classes=2,
+        position_std=0.5,
+        **settings,
     )
     ends = []
     for seed in (0, 0, 1):

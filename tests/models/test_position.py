@@ -17,13 +17,14 @@ from vitlab.models.position import (
     interpolate_positions,
     resize_positions,
 )
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 
 
 def embedding(**settings: Any) -> PositionEmbedding:
     """Random position embeddings of a grid of 2 x 3 patches."""
     small: dict[str, Any] = {"image_size": (8, 12), "patch_size": 4, "width": 8, "depth": 3, "heads": 2}
-    position = PositionEmbedding(ViTConfig(**{**small, **settings}))
+    position = PositionEmbedding(override(ViTConfig(), **{**small, **settings}))
     for parameter in position.parameters():
         nn.init.normal_(parameter)
     return position

@@ -15,6 +15,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from vitlab.errors import UserError
 from vitlab.models import ResNetBody, Rotary, ViTConfig, attention
 from vitlab.models.position import resize_positions
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, evaluation_mode
 
 
@@ -62,19 +63,19 @@ def dense(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
 
 
 def mlp(x: np.ndarray, w: Weights, c: ViTConfig) -> np.ndarray:
-    if c.swiglu:
+    if c.variant.swiglu:
         gate, hidden = np.split(dense(x, w, "mlp.fc1"), 2, axis=1)
         hidden *= gate / (1 + np.exp(-gate))
     else:
-        hidden = gelu(dense(x, w, "mlp.fc1"), c.gelu)
-    if c.mlp_norm:
-        hidden = layer_norm(hidden, w["mlp.norm.weight"], w["mlp.norm.bias"], c.layer_norm_eps)
+        hidden = gelu(dense(x, w, "mlp.fc1"), c.variant.gelu)
+    if c.variant.mlp_norm:
+        hidden = layer_norm(hidden, w["mlp.norm.weight"], w["mlp.norm.bias"], c.variant.layer_norm_eps)
     return dense(hidden, w, "mlp.fc2")
 
 
 def turn(x: np.ndarray, c: ViTConfig) -> np.ndarray:
     """Rotary positions, number by number."""
-    turned, d, rotary = x.copy(), c.width // c.heads, c.rotary
+    turned, d, rotary = x.copy(), c.width // c.heads, c.variant.rotary
     assert rotary
     for patch in range(c.num_patches):
         row, column = divmod(patch, c.grid[1])
@@ -105,16 +106,16 @@ def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = 
                 added[i, j] = q[i] @ offsets[c.num_patches - 1 + j - i] / math.sqrt(c.width // c.heads)
         return added
 
-    x = layer_norm(z, w["norm1.weight"], w["norm1.bias"], c.layer_norm_eps)
+    x = layer_norm(z, w["norm1.weight"], w["norm1.bias"], c.variant.layer_norm_eps)
     q, k, v = np.split(dense(x, w, "attention.qkv"), 3, axis=1)
-    if c.rotary:
+    if c.variant.rotary:
         q, k = turn(q, c), turn(k, c)
     x = attend(q, k, v, c.heads, None if offsets is None else bias)
-    if c.attention_norm:
-        x = layer_norm(x, w["attention.norm.weight"], w["attention.norm.bias"], c.layer_norm_eps)
+    if c.variant.attention_norm:
+        x = layer_norm(x, w["attention.norm.weight"], w["attention.norm.bias"], c.variant.layer_norm_eps)
     x = dense(x, w, "attention.out")
     z = z + x * w.get("branch1.scale", 1)
-    x = layer_norm(z, w["norm2.weight"], w["norm2.bias"], c.layer_norm_eps)
+    x = layer_norm(z, w["norm2.weight"], w["norm2.bias"], c.variant.layer_norm_eps)
     return z + mlp(x, w, c) * w.get("branch2.scale", 1)
 
 
@@ -167,8 +168,8 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     z = np.stack(patches)
     z = np.concatenate([*(w[name][0] for name in ("cls", "distillation", "registers") if name in w), z])
     z = add_positions(z, w, c, 0) if c.position_at == "stem" else z  # Eq. 1
-    if c.pre_norm:
-        z = layer_norm(z, w["pre_norm.weight"], w["pre_norm.bias"], c.layer_norm_eps)
+    if c.variant.pre_norm:
+        z = layer_norm(z, w["pre_norm.weight"], w["pre_norm.bias"], c.variant.layer_norm_eps)
     for i in range(c.depth):
         z = add_positions(z, w, c, i) if c.position_at != "stem" else z
         if c.encoder == "axial":
@@ -176,23 +177,27 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         else:
             relative, layer = c.position == "relative", i if c.position_at == "every" else 0
             z = block(z, under(w, f"blocks.{i}."), c, w["position.table"][layer] if relative else None)
-    z = layer_norm(z, w["norm.weight"], w["norm.bias"], c.layer_norm_eps) if c.final_norm == "tokens" else z
+    z = (
+        layer_norm(z, w["norm.weight"], w["norm.bias"], c.variant.layer_norm_eps)
+        if c.variant.final_norm == "tokens"
+        else z
+    )
     mean = z[c.num_prefix_tokens :].mean(0)
-    if c.final_norm == "mean":
-        mean = layer_norm(mean, w["norm.weight"], w["norm.bias"], c.layer_norm_eps)
+    if c.variant.final_norm == "mean":
+        mean = layer_norm(mean, w["norm.weight"], w["norm.bias"], c.variant.layer_norm_eps)
     if c.pool == "map":
         m = under(w, "map.")
         weights, biases = np.split(m["attention.qkv.weight"], 3), np.split(m["attention.qkv.bias"], 3)
         inputs = (m["probe"][0], z, z)
         q, k, v = (x @ weight.T + bias for x, weight, bias in zip(inputs, weights, biases, strict=True))
         y = dense(attend(q, k, v, c.heads), m, "attention.out")
-        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, c))[0]
+        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.variant.layer_norm_eps), m, c))[0]
     else:
         y = {"token": z[0], "gap": mean, "token+gap": np.concatenate([z[0], mean])}[c.pool]  # Eq. 4
     if c.representation_size:
         y = np.tanh(dense(y, w, "pre_logits"))
     logits = dense(y, w, "head") if c.num_classes else y
-    if c.distilled:
+    if c.variant.distilled:
         second = dense(z[1], w, "head_distilled") if c.num_classes else z[1]
         y, logits = (y + z[1]) / 2, (logits + second) / 2
     return z, y, logits
@@ -218,7 +223,7 @@ def test_forward_is_the_papers(kind: ViTConfig, model: ViT, images: Tensor) -> N
 @torch.no_grad()
 def test_intermediate_layers_end_with_the_features(model: ViT, images: Tensor) -> None:
     model.eval()
-    depth, prefix, raw = model.config.depth, model.config.num_prefix_tokens, model.config.final_norm == "mean"
+    depth, prefix, raw = model.config.depth, model.config.num_prefix_tokens, model.config.variant.final_norm == "mean"
     tokens = model.forward_features(images)
     first, (patches, front) = model.get_intermediate_layers(images, [0, -1], norm=not raw, return_prefix_tokens=True)
     assert torch.equal(torch.cat([front, patches], dim=1), tokens)
@@ -289,7 +294,7 @@ def test_a_dynamic_model_computes_as_one_of_the_images_size(vit_kind: ViTConfig,
         return
     if method != "corners" and vit_kind.position not in ("1d", "2d"):
         return  # nothing is resampled by it
-    config = dataclasses.replace(vit_kind, position_interpolation=method, dynamic_image_size=True)
+    config = override(vit_kind, position_interpolation=method, dynamic_image_size=True)
     model, (h, w) = ViT(config).eval(), vit_kind.grid
     state = {name: tensor.add_(0.1 * torch.randn_like(tensor)) for name, tensor in model.state_dict().items()}
     for rows, columns in ((h, w), (h + 2, w - 1), (1, 1)):
@@ -371,7 +376,7 @@ def test_derivatives_of_every_sort_are_right(
 def test_torch_fx_traces_every_model(kind: ViTConfig, model: ViT, images: Tensor) -> None:
     extractor = create_feature_extractor(model, {"norm": "tokens"})
     tokens = model.forward_features(images)
-    if kind.final_norm == "mean":  # the node is that of the mean
+    if kind.variant.final_norm == "mean":  # the node is that of the mean
         tokens = model.norm(tokens[:, kind.num_prefix_tokens :].mean(dim=1))
     torch.testing.assert_close(extractor(images)["tokens"], tokens)
     with pytest.raises(UserError, match="uint8"):
@@ -407,7 +412,7 @@ def test_patch_dropout(settings: dict[str, Any]) -> None:
         "mlp_dim": 24,
         "num_classes": 5,
     }
-    model = ViT(ViTConfig(**sizes, patch_dropout=0.75, position_std=1.0, head_std=1.0, **settings))
+    model = ViT(override(ViTConfig(), **sizes, patch_dropout=0.75, position_std=1.0, head_std=1.0, **settings))
     images = torch.randn(64, 3, 32, 32)
     seen = []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -433,4 +438,4 @@ def test_patch_dropout_keeps_a_patch() -> None:
 @pytest.mark.parametrize("changes", [{"encoder": "axial"}, {"rotary": Rotary()}, {"position_at": "every"}])
 def test_patch_dropout_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="patch_dropout requires"):
-        ViTConfig(patch_dropout=0.5, **changes)
+        override(ViTConfig(), patch_dropout=0.5, **changes)

@@ -11,6 +11,7 @@ from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig, get_config
 from vitlab.models.position import interpolate_positions
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
@@ -50,10 +51,10 @@ def test_initial_model(kind: str, pretrained: RunResult, workdir: Path, tmp_path
 @pytest.mark.parametrize("interpolation", ["bicubic", "corners"])
 def test_interpolation_of_positions(interpolation: Any, pretrained: RunResult, workdir: Path, tmp_path: Path) -> None:
     assert isinstance(pretrained.config.model, ViTConfig)
-    source = ViT(dataclasses.replace(pretrained.config.model, position_interpolation="bicubic"))
+    source = ViT(override(pretrained.config.model, position_interpolation="bicubic"))
     source.load_state_dict(load_model(workdir).state_dict(), strict=False)
     save_model(source, tmp_path)
-    config = dataclasses.replace(adapt_config(source.config, RECIPE, 4).model, position_interpolation=interpolation)
+    config = override(adapt_config(source.config, RECIPE, 4).model, position_interpolation=interpolation)
     table = init_from_checkpoint(tmp_path, config).state_dict()["position.table"]
     assert source.position.table is not None
     assert torch.equal(table, interpolate_positions(source.position.table, (2, 2), (4, 4), 1, interpolation))

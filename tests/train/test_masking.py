@@ -1,6 +1,5 @@
 """Masked patch prediction: the corruption's statistics, targets and losses by hand, and the model."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.loader import train_batches
 from vitlab.data.transforms import TrainTransform
 from vitlab.models import ViTConfig
+from vitlab.models.variant import override
 from vitlab.train.masking import (
     MASK,
     MaskedPatch,
@@ -227,7 +227,7 @@ def test_the_loss_is_the_mean_over_corrupted_patches(target: Any) -> None:
     ],
 )
 def test_no_corruption_is_the_plain_vit(changes: dict[str, Any]) -> None:
-    config = dataclasses.replace(MODEL, **changes)
+    config = override(MODEL, **changes)
     model = MaskedViT(config, MaskingConfig())
     images = torch.randn(2, 3, 16, 16)
     tokens = model.vit.forward_features(images)[:, config.num_prefix_tokens :]
@@ -239,7 +239,7 @@ def test_no_corruption_is_the_plain_vit(changes: dict[str, Any]) -> None:
 
 def test_input_of_the_blocks_and_position_of_the_predictions() -> None:
     """The blocks see the mask, another patch's clean embedding or the same; predictions are from the same position."""
-    model = MaskedViT(dataclasses.replace(MODEL, position="none", registers=1), MaskingConfig())
+    model = MaskedViT(override(MODEL, position="none", registers=1), MaskingConfig())
     images, inputs, tokens = torch.randn(1, 3, 16, 16), [], []
     model.vit.blocks[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     model.vit.norm.register_forward_hook(lambda *given: tokens.append(given[2]))

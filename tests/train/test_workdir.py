@@ -15,7 +15,10 @@ import pytest
 from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from vitlab.config import TrainConfig
 from vitlab.errors import UserError
+from vitlab.models import ViTConfig
+from vitlab.settings import from_dict, to_dict
 from vitlab.train.workdir import METRICS, SPEED, Workdir, check_folder, read_log
 
 SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.001}, "steps": None}
@@ -23,6 +26,20 @@ SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.0
 
 def open_workdir(path: Path, settings: dict[str, Any] | None = None) -> Workdir:
     return Workdir(path, SETTINGS if settings is None else settings, tensorboard=False)
+
+
+def test_a_run_of_an_earlier_version(tmp_path: Path) -> None:
+    """Whose config.json has the settings of the model on one level."""
+    model = {"kind": "vit", "width": 192, "gelu": "erf", "rotary": None, "registers": 4}
+    settings = to_dict(TrainConfig(model=from_dict(ViTConfig, model), steps=1))
+    variant = settings["model"].pop("variant")
+    open_workdir(tmp_path, settings | {"model": settings["model"] | variant}).close()
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["registers"] == 4
+    settings["model"]["variant"] = variant
+    open_workdir(tmp_path, settings).close()
+    settings["model"]["variant"] = variant | {"registers": 2}
+    with pytest.raises(ValueError, match=r"model\.variant\.registers: 4 -> 2"):
+        open_workdir(tmp_path, settings)
 
 
 def test_settings_are_saved_and_continue_the_run(tmp_path: Path) -> None:
@@ -105,6 +122,9 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
 
 LOGGED = """
 import sys
+from vitlab.config import TrainConfig
+from vitlab.models import ViTConfig
+from vitlab.settings import from_dict, to_dict
 from vitlab.train.workdir import METRICS, Workdir
 with Workdir(sys.argv[1], {}) as workdir:
     workdir.log(METRICS, 1, {"loss": 2.0})

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitlab.models import ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `peers`
@@ -55,7 +56,7 @@ def tiny() -> Callable[..., ViT]:
 
     def build(**settings: object) -> ViT:
         small = {"image_size": 12, "patch_size": 4, "width": 8, "depth": 2, "heads": 2, "mlp_dim": 12}
-        model = ViT(ViTConfig(**{**small, "num_classes": 5, **settings}))  # pyright: ignore[reportArgumentType]
+        model = ViT(override(ViTConfig(), **{**small, "num_classes": 5, **settings}))
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
         return model.eval()

@@ -35,7 +35,7 @@ def test_assumptions_are_named_once_and_changed(tmp_path: Path, caplog: pytest.L
     right = {"heads": 6, "gelu": "quick", "mean": list(IMAGENET[0]), "std": list(IMAGENET[1])}
     check_normalized(load_model(path, assume=right), theirs)
     changed: Any = load_model(path, assume={"layer_norm_eps": 1e-3, "pool": "gap"}).config
-    assert (changed.layer_norm_eps, changed.pool, changed.registers) == (1e-3, "gap", 1)
+    assert (changed.variant.layer_norm_eps, changed.pool, changed.variant.registers) == (1e-3, "gap", 1)
 
 
 def test_assume_is_checked(tmp_path: Path, tiny: Callable[..., Model], unchecked: None) -> None:

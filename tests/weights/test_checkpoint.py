@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import torch
 
 from vitlab.errors import UserError
 from vitlab.models import Rotary
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import (
@@ -181,7 +181,7 @@ def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Cal
     assert torch.equal(checkpoint.model(images), expected(images))
     larger = load_checkpoint(tmp_path / "saved", image_size=24, interpolation="corners")
     assert larger.preprocessing == Preprocessing(24, 32)
-    assert larger.model.config == dataclasses.replace(model.config, image_size=24, position_interpolation="corners")
+    assert larger.model.config == override(model.config, image_size=24, position_interpolation="corners")
     assert load_model(tmp_path / "saved").config == model.config
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import WriteError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import ParityError, export, load_checkpoint, load_model, save_model
@@ -29,16 +30,18 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cann
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
 TWO_STAGES = ResNetBody(layers=(1, 1), width=32, version="v2")
 KINDS: dict[str, ModelConfig] = {
-    "vit": ViTConfig(**SMALL, num_classes=5),
-    "tall": ViTConfig(**{**SMALL, "image_size": (16, 24)}, num_classes=5, pool="gap", position="sincos2d"),
-    "map": ViTConfig(**SMALL, num_classes=5, pool="map", representation_size=6),
-    "relative": ViTConfig(**SMALL, num_classes=5, position="relative", position_at="shared"),
-    "modern": ViTConfig(**SMALL, num_classes=5, pool="token+gap", registers=2, layer_scale=0.1, gelu="erf"),
-    "deit": ViTConfig(**SMALL, num_classes=5, distilled=True, stochastic_depth=0.1, dropout=0.1),
-    "headless": ViTConfig(**SMALL, num_classes=0, position="2d"),
-    "rotary": ViTConfig(**SMALL, num_classes=5, position="sincos2d", rotary=Rotary(1e4, "index", (2, 2))),
-    "axial": ViTConfig(**SMALL, num_classes=5, encoder="axial"),
-    "hybrid": ViTConfig(**{**SMALL, "patch_size": 2}, num_classes=5, stem=ResNetBody(layers=(1,), width=32)),
+    "vit": override(ViTConfig(), **SMALL, num_classes=5),
+    "tall": override(ViTConfig(), **{**SMALL, "image_size": (16, 24)}, num_classes=5, pool="gap", position="sincos2d"),
+    "map": override(ViTConfig(), **SMALL, num_classes=5, pool="map", representation_size=6),
+    "relative": override(ViTConfig(), **SMALL, num_classes=5, position="relative", position_at="shared"),
+    "modern": override(ViTConfig(), **SMALL, num_classes=5, pool="token+gap", registers=2, layer_scale=0.1, gelu="erf"),
+    "deit": override(ViTConfig(), **SMALL, num_classes=5, distilled=True, stochastic_depth=0.1, dropout=0.1),
+    "headless": override(ViTConfig(), **SMALL, num_classes=0, position="2d"),
+    "rotary": override(ViTConfig(), **SMALL, num_classes=5, position="sincos2d", rotary=Rotary(1e4, "index", (2, 2))),
+    "axial": override(ViTConfig(), **SMALL, num_classes=5, encoder="axial"),
+    "hybrid": override(
+        ViTConfig(), **{**SMALL, "patch_size": 2}, num_classes=5, stem=ResNetBody(layers=(1,), width=32)
+    ),
     "root": ResNetConfig(image_size=16, num_classes=5, body=dataclasses.replace(TWO_STAGES, layers=())),
     "resnet v1": ResNetConfig(image_size=16, num_classes=5, body=dataclasses.replace(TWO_STAGES, version="v1")),
     "resnet v2": ResNetConfig(image_size=(18, 34), num_classes=5, body=TWO_STAGES),
@@ -162,7 +165,7 @@ def test_a_file_of_dynamic_size_computes_as_the_model(kind: str, to: Any, tmp_pa
     method = {"modern": "bicubic_antialias", "headless": "bicubic"}.get(kind)
     grown: Any = {"image_size": 128, "dynamic_image_size": option is None, "position_interpolation": method}
     extra = {"preprocessing": Preprocessing(64).to_metadata()}
-    save_model(randomized(dataclasses.replace(KINDS[kind], **grown)), tmp_path / "model", extra=extra)
+    save_model(randomized(override(KINDS[kind], **grown)), tmp_path / "model", extra=extra)
     report = export_checkpoint(tmp_path / "model", path, to=to, dynamic_image_size=option)
     assert report["difference"] < ROUNDING["vit"]
     assert report["sizes"] == [[64, 64], [128, 128], [64, 152]]

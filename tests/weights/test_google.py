@@ -11,6 +11,7 @@ from states import Arrays, arrays_of, randomized, same, write_spelled
 
 from vitlab.io import write_arrays
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
 from vitlab.weights.google import BFLOAT16, read_google, read_npz, write_google
@@ -218,7 +219,7 @@ def test_positions_of_big_vision(tmp_path: Path, tiny: Callable[..., ViT]) -> No
     for size in (None, (8, 12)):
         config = load_model(tmp_path / "fixed.npz", image_size=size).config
         assert isinstance(config, ViTConfig)
-        assert (config.image_size, config.position, config.class_position) == (size or 224, "sincos2d", False)
+        assert (config.image_size, config.position, config.variant.class_position) == (size or 224, "sincos2d", False)
     write_google(tiny(patch_size=12, position="sincos2d", class_position=False), tmp_path / "patches.npz")
     for size in (None, 96):  # 12 pixels do not divide 224
         assert load_model(tmp_path / "patches.npz", image_size=size).config.image_size == (size or 216)
@@ -319,7 +320,7 @@ def test_unsupported_settings_are_not_written(
     ((part, value),) = changes.items()
     name, value = next(iter(value.items())) if isinstance(value, dict) else (part, value)
     if part == "body":
-        model: Any = build_model(ResNetConfig(image_size=32, body=dataclasses.replace(BIT, **changes["body"])))
+        model: Any = build_model(ResNetConfig(image_size=32, body=override(BIT, **changes["body"])))
     elif part == "stem":
         model = tiny(patch_size=1, stem=ResNetBody((1,), 32, **changes["stem"]))
     else:

@@ -24,6 +24,7 @@ from peers import (
 )
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.variant import all_settings, override
 from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import class_probabilities, load_checkpoint, load_model
@@ -46,7 +47,7 @@ def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     other = create_huggingface(case)
     other.save_pretrained(tmp_path / "theirs")
     config, state = read_huggingface(tmp_path / "theirs")
-    assert {name: getattr(config, name) for name in CASES[case][2]} == CASES[case][2]
+    assert {name: all_settings(config)[name] for name in CASES[case][2]} == CASES[case][2]
     model, mean_std = loaded(config, state), IMAGENET if case.startswith("d") else HALF
     inputs = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
     check_equal(model(inputs), outputs(other, normalized(inputs, *mean_std)))
@@ -71,7 +72,7 @@ def test_outputs_at_another_size(tmp_path: Path, case: str) -> None:
     for size in (own, 40):
         model = load_model(tmp_path / "theirs", image_size=None if size == own else size)
         expected = NEWER[case][2] | ({} if size == own else {"image_size": size})
-        assert {name: getattr(model.config, name) for name in expected} == expected
+        assert {name: all_settings(model.config)[name] for name in expected} == expected
         inputs, resized = images(size), size != own and not case.startswith("dino")
         options = {"interpolate_pos_encoding": True} if resized else {}
         height, width = model.config.image_hw  # where patches leave out the last pixels
@@ -287,21 +288,27 @@ VIT: dict[str, Any] = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 1,
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (ViTConfig(**VIT, pool="gap", registers=1), "registers=1"),
-        (ViTConfig(**VIT, pool="map"), "num_classes=1000.*has 0"),
-        (ViTConfig(**VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
-        (ViTConfig(**VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
-        (ViTConfig(**VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
-        (ViTConfig(**VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0), "rotary=.*has Rotary"),
-        (ViTConfig(**VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
-        (ViTConfig(**VIT, swiglu=True), "mlp_dim=12"),
-        (ViTConfig(**VIT, position_at="every"), "position_at='every'"),
-        (ViTConfig(**{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
-        (ViTConfig(**VIT, representation_size=6), "representation_size=6"),
-        (ViTConfig(**VIT, distilled=True, layer_scale=1.0), "distilled=True"),
-        (ViTConfig(**VIT, distilled=True, num_classes=0), "distilled=True"),
-        (ViTConfig(**VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
-        (ViTConfig(**{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0), r"image_size=\(8, 12\)"),
+        (override(ViTConfig(), **VIT, pool="gap", registers=1), "registers=1"),
+        (override(ViTConfig(), **VIT, pool="map"), "num_classes=1000.*has 0"),
+        (override(ViTConfig(), **VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
+        (override(ViTConfig(), **VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
+        (override(ViTConfig(), **VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
+        (
+            override(ViTConfig(), **VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0),
+            "rotary=.*has Rotary",
+        ),
+        (override(ViTConfig(), **VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
+        (override(ViTConfig(), **VIT, swiglu=True), "mlp_dim=12"),
+        (override(ViTConfig(), **VIT, position_at="every"), "position_at='every'"),
+        (override(ViTConfig(), **{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
+        (override(ViTConfig(), **VIT, representation_size=6), "representation_size=6"),
+        (override(ViTConfig(), **VIT, distilled=True, layer_scale=1.0), "distilled=True"),
+        (override(ViTConfig(), **VIT, distilled=True, num_classes=0), "distilled=True"),
+        (override(ViTConfig(), **VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
+        (
+            override(ViTConfig(), **{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0),
+            r"image_size=\(8, 12\)",
+        ),
         (ResNetConfig(body=ResNetBody((1,))), "ResNets are not written"),
     ],
 )

@@ -1,6 +1,7 @@
 import pytest
 
 from vitlab.models import ViTConfig
+from vitlab.models.variant import override
 from vitlab.weights.huggingface_layout import FAMILIES, huggingface_layout
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=12, num_classes=3)
@@ -9,7 +10,7 @@ CONFIG = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_d
 @pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"bit"}))
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_names_are_different_and_have_the_rows_of_their_parts(kind: str, swiglu: bool) -> None:
-    config = ViTConfig(**{**vars(CONFIG), "swiglu": swiglu, "pre_norm": True, "pool": "map"})
+    config = override(CONFIG, swiglu=swiglu, pre_norm=True, pool="map")
     layout, family = huggingface_layout(kind, config), FAMILIES[kind]
     rows = {name: slot.shape[0] for name, slot in layout.items() if name.startswith(f"{family.blocks}0.")}
     assert len({(slot.ours, slot.rows) for slot in layout.values()}) == len(layout)

@@ -20,7 +20,7 @@ from vitlab.weights.timm import write_timm
 WRONG = ("x", [], {}, None, -1, 1e308, True, "\ud800", float("nan"), [1, 2, 3])
 NAMED_OTHERWISE = {
     *("model_type", "architecture", "sha256", "layer_scale", "image_size", "input_size", "test_input_size"),
-    *("use_swiglu_ffn", "use_gated_mlp"),
+    *("use_swiglu_ffn", "use_gated_mlp", "swiglu", "attention_norm", "mlp_norm"),
 }
 """Fields of which the error names what follows from a value of the right type: another family, arrays that are missing,
 an image smaller than a patch."""
@@ -46,7 +46,7 @@ def known(fields: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("write", "settings", "optional"),
     [
-        (write_vitlab, {"rotary": Rotary()}, [("model", "rotary", "base"), ("model", "rotary", "reference")]),
+        (write_vitlab, {"rotary": Rotary()}, [("model", "variant", "rotary", name) for name in ("base", "reference")]),
         (write_huggingface, {"layer_scale": 1.0, "mlp_dim": 32}, [*known(HUGGINGFACE_MODEL)]),
         (
             write_timm,

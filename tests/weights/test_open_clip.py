@@ -61,7 +61,7 @@ def test_the_model_is_as_described(
 def test_a_norm_of_another_epsilon(tmp_path: Path) -> None:
     state = clip(create().state_dict())
     config: Any = load_model(folder(tmp_path / "clip", state, VISION | {"norm_kwargs": {"eps": 1e-3}}, {})).config
-    assert config.layer_norm_eps == 1e-3
+    assert config.variant.layer_norm_eps == 1e-3
 
 
 def test_a_trunk_of_timm(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_trunk_of_timm(tmp_path: Path) -> None:
     vision = {"image_size": 24, "timm_model_name": name, "timm_pool": "map"}
     path = folder(tmp_path / "siglip", behind("visual.trunk.", theirs.state_dict()), vision, {"mean": HALF[0]})
     config: Any = load_model(path, assume={"heads": 4}).config
-    assert (config.gelu, config.pool, config.heads) == ("tanh", "map", 4)
+    assert (config.variant.gelu, config.pool, config.heads) == ("tanh", "map", 4)
     vision["timm_model_name"] = "swin_base_patch4_window7_224"
     path = folder(tmp_path / "swin", behind("visual.trunk.", theirs.state_dict()), vision, {})
     with pytest.raises(UserError, match=r"swin"):

@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer
 
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
+from vitlab.models.variant import all_settings
 from vitlab.weights import load_metadata, load_model
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 
@@ -92,7 +93,7 @@ def test_original_names_are_read_as_by_timm(tmp_path: Path, case: str) -> None:
     theirs.load_state_dict({key: tensor for key, tensor in timms.items() if not key.startswith("decoder_")})
     assume = {} if case.startswith("DINOv3") else HEADS
     ours = load_model(path, assume=assume, image_size=args["img_size"])
-    assert {key: getattr(ours.config, key) for key in expected} == expected
+    assert {key: all_settings(ours.config)[key] for key in expected} == expected
     check_normalized(ours, theirs, mean_std)
     prepared = load_metadata(path, image_size=args["img_size"], assume=assume)["preprocessing"]
     assert (prepared["mean"], prepared["std"]) == mean_std

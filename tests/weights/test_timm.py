@@ -29,6 +29,7 @@ from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.variant import all_settings, override
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
@@ -126,7 +127,7 @@ def test_outputs_are_those_of_timm(tmp_path: Path, family: str) -> None:
     if family == "hybrid root":  # where eps counts in the standardization of weights
         shrink_convolutions(theirs)
     ours = loaded(*read_timm(save_timm(theirs, tmp_path / "theirs", args)))
-    assert {key: getattr(ours.config, key) for key in expected} == expected
+    assert {key: all_settings(ours.config)[key] for key in expected} == expected
     check_timm(ours, theirs)
     if not family.startswith("hybrid"):  # which are read only
         write_timm(ours, tmp_path / "ours", {})
@@ -234,7 +235,7 @@ def test_dinov2s_own_file_is_read_as_by_timm(tmp_path: Path, registers: int) -> 
     theirs = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **args)
     ours = loaded(*read_timm(tmp_path / "dinov2.safetensors"))
     assert isinstance(ours.config, ViTConfig)
-    assert (ours.config.registers, ours.config.class_position) == (registers, True)
+    assert (ours.config.variant.registers, ours.config.variant.class_position) == (registers, True)
     check_timm(ours, theirs.eval())
 
 
@@ -258,7 +259,7 @@ def test_positions_are_interpolated_as_by_timm(tmp_path: Path, name: str, old: i
     tokens = theirs.forward_features(normalized(inputs, cfg["mean"], cfg["std"]))
     ours = load_model(folder, image_size=new)
     check_equal(ours.forward_features(inputs), tokens)
-    assert ours.config.position_interpolation == "bicubic_antialias"  # pyright: ignore[reportAttributeAccessIssue]
+    assert ours.config.variant.position_interpolation == "bicubic_antialias"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AssertionError):
         check_equal(load_model(folder, image_size=new, interpolation="corners").forward_features(inputs), tokens, 0.01)
 
@@ -287,30 +288,36 @@ EXACT: dict[str, Any] = {**VIT, "gelu": "erf"}
 V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 
 WRITABLE: dict[str, ModelConfig] = {
-    "token": ViTConfig(**VIT),
-    "no head": ViTConfig(**{**VIT, "num_classes": 0}),
-    "gap": ViTConfig(**VIT, pool="gap", gelu="erf"),
-    "map, registers": ViTConfig(**VIT, pool="map", registers=2),
-    "registers": ViTConfig(**VIT, registers=3, layer_scale=0.1),
-    "gap and its norm": ViTConfig(**VIT, pool="gap", final_norm="mean", gelu="erf", layer_norm_eps=1e-5, registers=1),
-    "clip": ViTConfig(**VIT, pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
-    "clip's norm without its eps": ViTConfig(**VIT, pre_norm=True, position="none"),
-    "class token without row": ViTConfig(**VIT, class_position=False),
-    "none": ViTConfig(**VIT, position="none", position_at="shared"),
-    "2d": ViTConfig(**VIT, position="2d", registers=1),
-    "sincos2d": ViTConfig(**VIT, position="sincos2d"),
-    "distilled": ViTConfig(**VIT, distilled=True, layer_scale=0.1),
-    "distilled without positions": ViTConfig(**VIT, distilled=True, position="none"),
-    "no last norm": ViTConfig(**VIT, final_norm="none"),
-    "rotary and table": ViTConfig(**EXACT, rotary=EVA02, position="2d", layer_norm_eps=1e-5),
-    "rotary of any kind": ViTConfig(**EXACT, position="none", rotary=Rotary(30.0, "index", None, 0.5), pool="gap"),
-    "rotary and clip's norm": ViTConfig(**EXACT, position="none", rotary=Rotary(), pre_norm=True, registers=2),
-    "swiglu and tanh": ViTConfig(**VIT, swiglu=True, layer_scale=0.1),
-    "swiglu with a norm": ViTConfig(**EXACT, swiglu=True, mlp_norm=True, registers=1),
-    "heads of map": ViTConfig(**EXACT, pool="map", map_heads=2, registers=1),
-    "norms inside, no positions": ViTConfig(**EXACT, attention_norm=True, mlp_norm=True, position="none"),
-    "rotary, no last norm": ViTConfig(**EXACT, rotary=EVA02, final_norm="none"),
-    "rotary, norm of the mean": ViTConfig(**EXACT, rotary=EVA02, pool="gap", final_norm="mean", in_chans=3),
+    "token": override(ViTConfig(), **VIT),
+    "no head": override(ViTConfig(), **{**VIT, "num_classes": 0}),
+    "gap": override(ViTConfig(), **VIT, pool="gap", gelu="erf"),
+    "map, registers": override(ViTConfig(), **VIT, pool="map", registers=2),
+    "registers": override(ViTConfig(), **VIT, registers=3, layer_scale=0.1),
+    "gap and its norm": override(
+        ViTConfig(), **VIT, pool="gap", final_norm="mean", gelu="erf", layer_norm_eps=1e-5, registers=1
+    ),
+    "clip": override(ViTConfig(), **VIT, pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
+    "clip's norm without its eps": override(ViTConfig(), **VIT, pre_norm=True, position="none"),
+    "class token without row": override(ViTConfig(), **VIT, class_position=False),
+    "none": override(ViTConfig(), **VIT, position="none", position_at="shared"),
+    "2d": override(ViTConfig(), **VIT, position="2d", registers=1),
+    "sincos2d": override(ViTConfig(), **VIT, position="sincos2d"),
+    "distilled": override(ViTConfig(), **VIT, distilled=True, layer_scale=0.1),
+    "distilled without positions": override(ViTConfig(), **VIT, distilled=True, position="none"),
+    "no last norm": override(ViTConfig(), **VIT, final_norm="none"),
+    "rotary and table": override(ViTConfig(), **EXACT, rotary=EVA02, position="2d", layer_norm_eps=1e-5),
+    "rotary of any kind": override(
+        ViTConfig(), **EXACT, position="none", rotary=Rotary(30.0, "index", None, 0.5), pool="gap"
+    ),
+    "rotary and clip's norm": override(
+        ViTConfig(), **EXACT, position="none", rotary=Rotary(), pre_norm=True, registers=2
+    ),
+    "swiglu and tanh": override(ViTConfig(), **VIT, swiglu=True, layer_scale=0.1),
+    "swiglu with a norm": override(ViTConfig(), **EXACT, swiglu=True, mlp_norm=True, registers=1),
+    "heads of map": override(ViTConfig(), **EXACT, pool="map", map_heads=2, registers=1),
+    "norms inside, no positions": override(ViTConfig(), **EXACT, attention_norm=True, mlp_norm=True, position="none"),
+    "rotary, no last norm": override(ViTConfig(), **EXACT, rotary=EVA02, final_norm="none"),
+    "rotary, norm of the mean": override(ViTConfig(), **EXACT, rotary=EVA02, pool="gap", final_norm="mean", in_chans=3),
     "bit": ResNetConfig(image_size=(37, 64), num_classes=0, body=V2),
     "bit with a head": ResNetConfig(image_size=(37, 64), num_classes=5, body=V2),
 }
@@ -332,26 +339,26 @@ def test_timm_loads_a_written_folder(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_plain_model_is_read_back_bit_equal(tmp_path: Path) -> None:
-    model = noisy(build_model(ViTConfig(**VIT))).bfloat16()
+    model = noisy(build_model(override(ViTConfig(), **VIT))).bfloat16()
     write_timm(model, tmp_path, {})
     config, state = read_timm(tmp_path)
-    assert dataclasses.replace(config, position_interpolation=None) == model.config
+    assert override(config, position_interpolation=None) == model.config
     assert same(state, model)
 
 
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (ViTConfig(**VIT, representation_size=8), "representation_size=8, which timm cannot represent"),
-        (ViTConfig(**VIT, encoder="axial"), "encoder='axial'"),
-        (ViTConfig(**VIT, position_at="every"), "position_at='every'.*has 'stem'"),
-        (ViTConfig(**VIT, distilled=True, registers=1), "registers=1"),
-        (ViTConfig(**VIT, rotary=EVA02), "gelu='tanh'"),
-        (ViTConfig(**EXACT, swiglu=True, distilled=True), "distilled=True"),
-        (ViTConfig(**EXACT, swiglu=True, pool="map"), "pool='map'.*has 'token' or 'gap'"),
-        (ViTConfig(**EXACT, swiglu=True, layer_norm_eps=1e-3), "layer_norm_eps=0.001"),
-        (ViTConfig(**VIT, layer_norm_eps=1e-4), "layer_norm_eps=0.0001"),
-        (ViTConfig(**SQUARE, stem=ResNetBody(())), "stem=ResNetBody"),
+        (override(ViTConfig(), **VIT, representation_size=8), "representation_size=8, which timm cannot represent"),
+        (override(ViTConfig(), **VIT, encoder="axial"), "encoder='axial'"),
+        (override(ViTConfig(), **VIT, position_at="every"), "position_at='every'.*has 'stem'"),
+        (override(ViTConfig(), **VIT, distilled=True, registers=1), "registers=1"),
+        (override(ViTConfig(), **VIT, rotary=EVA02), "gelu='tanh'"),
+        (override(ViTConfig(), **EXACT, swiglu=True, distilled=True), "distilled=True"),
+        (override(ViTConfig(), **EXACT, swiglu=True, pool="map"), "pool='map'.*has 'token' or 'gap'"),
+        (override(ViTConfig(), **EXACT, swiglu=True, layer_norm_eps=1e-3), "layer_norm_eps=0.001"),
+        (override(ViTConfig(), **VIT, layer_norm_eps=1e-4), "layer_norm_eps=0.0001"),
+        (override(ViTConfig(), **SQUARE, stem=ResNetBody(())), "stem=ResNetBody"),
         (ResNetConfig(body=ResNetBody(width=32)), "version='v1'.*has 'v2'"),
         (ResNetConfig(body=dataclasses.replace(V2, layers=(1, 1))), r"layers=\(1, 1\)"),
     ],
@@ -387,7 +394,7 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
 
 @torch.no_grad()
 def test_pixels_that_no_patch_covers_are_written(tmp_path: Path) -> None:
-    model = noisy(build_model(ViTConfig(**{**VIT, "image_size": 16})))
+    model = noisy(build_model(override(ViTConfig(), **{**VIT, "image_size": 16})))
     prepared = Preprocessing(16, 24, crop_size=19, mean=(0.5,) * 3, std=(0.5,) * 3)
     write_timm(model, tmp_path, {"preprocessing": prepared.to_metadata()})
     assert Preprocessing.read(metadata_timm(tmp_path), "") == prepared

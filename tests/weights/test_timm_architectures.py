@@ -7,7 +7,7 @@ import timm
 import torch
 
 from vitlab.errors import UserError
-from vitlab.weights.timm_architectures import EPS_5, HEADS, NO_NORM, OTHER_HEADS, check_architecture, rotary_of
+from vitlab.weights.timm_architectures import HEADS, WRITTEN, check_architecture, named_args, rotary_of, written_eps
 
 
 def loads(name: str) -> bool:
@@ -23,13 +23,12 @@ def test_tables_agree_with_timm(module: str) -> None:
     for name in filter(loads, timm.list_models("*", module=module)):
         with torch.device("meta"):
             model: Any = timm.create_model(name, depth=1)
-        block = model.blocks[0]
-        heads = next((count for pattern, count in OTHER_HEADS if pattern.search(name)), HEADS.get(model.embed_dim))
-        assert heads == block.attn.num_heads, name
-        assert block.norm1.eps == (1e-5 if EPS_5.search(name) else 1e-6), name
+        block, args = model.blocks[0], named_args(name)
+        assert args.get("num_heads", HEADS.get(model.embed_dim)) == block.attn.num_heads, name
+        assert block.norm1.eps == args.get("eps", 1e-6), name
         has_norm = any(isinstance(norm, torch.nn.LayerNorm) for norm in (model.norm, model.fc_norm))
-        assert has_norm == (not NO_NORM.search(name)), name
-        rope, (rotary, order) = getattr(model, "rope", None), rotary_of(name, {})
+        assert has_norm == args.get("final_norm", True), name
+        rope, (rotary, order) = getattr(model, "rope", None), rotary_of(args)
         assert (rope is None) == (rotary is None), name
         if rope is None or rotary is None:
             continue
@@ -41,3 +40,11 @@ def test_tables_agree_with_timm(module: str) -> None:
                 rope.ref_feat_shape and (*rope.ref_feat_shape,),
                 rope.grid_offset,
             )
+
+
+def test_an_architecture_for_every_eps_is_written() -> None:
+    assert {kind: [*written_eps(kind)] for kind in WRITTEN} == {
+        "vit": [1e-6, 1e-5],
+        "distilled": [1e-6],
+        "eva": [1e-6, 1e-5],
+    }

@@ -10,6 +10,7 @@ import timm
 import torch
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.variant import override
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.timm import metadata_timm, timm_layout
 from vitlab.weights.timm_arguments import is_eva, timm_settings
@@ -29,11 +30,11 @@ V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="varianc
     ],
 )
 def test_what_only_the_eva_family_has(changes: dict, expected: bool) -> None:
-    config = ViTConfig(**{"gelu": "erf", **changes})
+    config = override(ViTConfig(), **{"gelu": "erf", **changes})
     assert is_eva(config) == expected
     name = timm_settings(config, {})["architecture"]
     assert (name == "eva02_base_patch14_224") == expected
-    assert timm_settings(dataclasses.replace(config, layer_norm_eps=1e-5), {})["architecture"] != name
+    assert timm_settings(override(config, layer_norm_eps=1e-5), {})["architecture"] != name
 
 
 def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str)
     heads = min(width // 64, 16)
     theirs = timm.create_model(name, embed_dim=width, num_heads=heads, depth=1, mlp_ratio=0.1, num_classes=0)
     config, _ = read_timm(bare(theirs, tmp_path / "vit.safetensors"))
-    assert config.gelu == gelu  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.variant.gelu == gelu  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from vitlab.errors import printable
 from vitlab.io import finite
-from vitlab.models.config import Interpolation
+from vitlab.models.variant import Interpolation
 from vitlab.ranks import is_rank_0
 
 PURPOSES = {

@@ -204,8 +204,10 @@ class TrainConfig:
             raise UserError(
                 f"masked patch prediction needs every patch; leave patch_dropout={model.patch_dropout} out."
             )
-        if model.final_norm == "mean":
-            raise UserError("masked patch prediction normalizes tokens; set model.final_norm='tokens', not 'mean'.")
+        if model.variant.final_norm == "mean":
+            raise UserError(
+                "masked patch prediction normalizes tokens; set model.variant.final_norm='tokens', not 'mean'."
+            )
         if model.num_patches < 2:
             raise UserError(f"masked patch prediction requires 2 patches or more, not {model.num_patches}.")
         if model.pool == "map" or model.representation_size is not None or model.num_classes:

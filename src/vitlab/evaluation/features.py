@@ -115,7 +115,9 @@ def _compute(
 
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
     """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
-    settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
+    config = to_dict(model.config)
+    config |= config.pop("variant", {})  # as in earlier versions: their features stay
+    settings = {"model": config, "transform": to_dict(transform), "version": 1}
     settings |= {"epoch": epoch, "version": 2} if isinstance(transform, TrainTransform) else {}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from vitlab.config.data import ReadConfig
 from vitlab.errors import UserError
-from vitlab.models.config import Interpolation
+from vitlab.models.variant import Interpolation
 from vitlab.settings import Checked, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 
 Split = Literal["train", "val", "test", "trainval"]

@@ -22,7 +22,8 @@ from vitlab.finetuning.job_clock import JobClock
 from vitlab.finetuning.plan import Task, left_out
 from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.stages import Images
-from vitlab.models.config import ImageSize, Interpolation
+from vitlab.models.config import ImageSize
+from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.resolve import RECIPE, Facts, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs

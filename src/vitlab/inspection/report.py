@@ -49,9 +49,11 @@ def numbers_of(config: ModelConfig) -> dict[str, str]:
 
 
 def details_of(config: ModelConfig) -> dict[str, str]:
-    """Further settings of a model as text."""
-    names = ("num_classes", "pool", "distilled", "registers", "position", "position_at", "width", "mlp_dim")
-    return {name.replace("_", " "): str(getattr(config, name)) for name in names if hasattr(config, name)}
+    """Further settings of a model as text, among them all in which it is not the paper's."""
+    names = ("num_classes", "pool", "position", "position_at", "width", "mlp_dim")
+    settings = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    settings |= config.variant.differences if isinstance(config, ViTConfig) else {}
+    return {name.replace("_", " "): str(value) for name, value in settings.items()}
 
 
 def make_embedding_figures(model: ViT) -> list[Drawing]:

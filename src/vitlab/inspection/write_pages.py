@@ -24,8 +24,9 @@ from vitlab.inspection.finished_run import Report, Run, run_folders
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.io import resolved, write_bytes
-from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
+from vitlab.models.variant import Interpolation
 from vitlab.models.vit import ViT
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device

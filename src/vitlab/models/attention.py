@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from vitlab.models.init import linear
+from vitlab.models.variant_layers import rotate
 
 AttentionBackend = Literal["fused", "matmul"]
 Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
@@ -137,31 +138,18 @@ def relative_logits(
     return F.pad(logits, (p, 0, p, 0))
 
 
-def rotate(
-    x: Float[Tensor, "B k T Dh"], rotation: Float[Tensor, "N Dh"], num_prefix_tokens: int = 0
-) -> Float[Tensor, "B k T Dh"]:
-    """Rotary position embedding (RoPE): rotates the channel pairs (i, i + Dh/2) of patch tokens.
-
-    `rotation` is the table of `rotary_table`: cosines, then sines. Prefix tokens are not rotated.
-    """
-    cos, sin = rotation.chunk(2, dim=-1)
-    first, second = x[:, :, num_prefix_tokens:].chunk(2, dim=-1)
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return torch.cat([x[:, :, :num_prefix_tokens], rotated.to(x.dtype)], dim=2)
-
-
 class Attention(nn.Module):
     """MSA, multi-head self-attention (App. A).
 
-    `positions`: the relative position table (App. D.4), or with `rotary` the table of `rotary_table`.
-    `norm_eps` adds a LayerNorm with this eps to the heads' outputs.
+    `positions`: the relative position table (App. D.4), or with `rotary` the table of `rotary_table`. `norm` acts on
+    the heads' outputs; the paper has none.
     """
 
-    def __init__(self, width: int, heads: int, rotary: bool = False, norm_eps: float | None = None) -> None:
+    def __init__(self, width: int, heads: int, norm: nn.Module | None = None, rotary: bool = False) -> None:
         super().__init__()
         self.heads, self.rotary = heads, rotary
         self.qkv = linear(width, 3 * width)
-        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps)
+        self.norm = norm or nn.Identity()
         self.out = linear(width, width)
 
     def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
@@ -220,5 +208,4 @@ class Attention(nn.Module):
         return q, k, v
 
     def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
-        merged = heads.transpose(1, 2).flatten(2)
-        return self.out(merged if self.norm is None else self.norm(merged))  # Eq. 8
+        return self.out(self.norm(heads.transpose(1, 2).flatten(2)))  # Eq. 8

@@ -4,38 +4,21 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from vitlab.errors import UserError
 from vitlab.models.count import count_macs, count_parameters
 from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.variant import Variant, nested
 from vitlab.preprocessing import pair
-from vitlab.settings import Checked, FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
+from vitlab.settings import FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
-Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
-"""How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
-bicubic with the image's edges aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
 LEARNED_POSITIONS = ("1d", "2d", "relative")
 """The kinds of position embedding that are drawn and trained."""
 # Larger values are a typo or an attack; they are rejected before anything is allocated.
 MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
 MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed
-
-
-@dataclass(frozen=True)
-class Rotary(Checked):
-    """Rotary position embedding (RoPE): channel pairs of a patch's query and key are rotated, half of the pairs by
-    angles of its row and half by the angles of its column. An angle is the coordinate over one of Dh/4 periods."""
-
-    base: Annotated[float, Gt(1)] = 100.0
-    """The periods grow geometrically, from 1 to nearly this."""
-    coordinates: Literal["centered", "index"] = "centered"
-    """From -2 pi to 2 pi across every image (DINOv3), or the number of the row and the column."""
-    reference: tuple[PositiveInt, PositiveInt] | None = None
-    """Rows and columns of a grid; on another grid, numbers are scaled to span it (EVA-02). None scales nothing."""
-    offset: float = 0.0
-    """Number of the first row and the first column, before scaling."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +48,6 @@ class ViTConfig:
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """Representation of the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
-    map_heads: PositiveInt | None = None
-    """Attention heads of `pool='map'`; None is `heads`."""
     representation_size: PositiveInt | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
     position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
@@ -77,32 +58,12 @@ class ViTConfig:
     position_std: NonNegativeFloat = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small images distinguish positions from the start."""
-    position_interpolation: Interpolation | None = None
-    """How position embeddings are resampled for another image size; None is `corners`, Google's."""
-    rotary: Rotary | None = None
-    """RoPE in every block, besides `position` (DINOv3, EVA-02); None leaves it out."""
     patch_dropout: FractionBelow1 = 0.0
     """Fraction of each image's patches dropped in training, but one (as timm's `patch_drop_rate`)."""
     dropout: FractionBelow1 = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: FractionBelow1 = 0.0
     """Fraction of images that skip the last block in training; rises linearly from 0 at the first."""
-    gelu: Literal["tanh", "erf", "quick"] = "tanh"
-    """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with `quick`,
-    x sigmoid(1.702 x)."""
-    swiglu: bool = False
-    """A gated MLP, W3 (SiLU(W1 x) * W2 x), in place of one with GELU (DINOv2's giant)."""
-    layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
-    """Added to the variance inside every LayerNorm."""
-    attention_norm: bool = False
-    """A LayerNorm on the outputs of the attention heads, before their projection (BEiT-3, EVA-02's CLIP)."""
-    mlp_norm: bool = False
-    """A LayerNorm before the second layer of each MLP (BEiT-3, EVA-02)."""
-    pre_norm: bool = False
-    """A LayerNorm before the first block (CLIP)."""
-    final_norm: Literal["tokens", "mean", "none"] = "tokens"
-    """What the LayerNorm after the last block acts on: all tokens, or their mean over patches (`pool='gap'`; timm's
-    `fc_norm`); `none` leaves it out (C-RADIO)."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
     head_std: NonNegativeFloat = 0.0
@@ -112,14 +73,9 @@ class ViTConfig:
     """Attention among all tokens, or along rows and then along columns (App. D.6)."""
     stem: ResNetBody | None = None
     """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the image."""
-    layer_scale: float | None = None
-    """Start of a learned factor on every branch (DINOv2, DeiT III); None leaves it out."""
-    registers: NonNegativeInt = 0
-    """Register tokens, without position, after the class token (DINOv2 with registers)."""
-    class_position: bool = True
-    """Whether the class token has a row in the position embedding; big_vision's and DeiT III's has none."""
-    distilled: bool = False
-    """A second token with a second head, for learning from a teacher (DeiT); the output is the heads' mean."""
+    variant: Variant = field(default_factory=Variant)
+    """What only models of other code have; the default is the paper's model."""
+    read_older = staticmethod(nested)  # `from_dict` calls it
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,17 +86,8 @@ class ViTConfig:
         for invalid, problem in (
             (self.width % self.heads, f"heads={self.heads} does not divide width={self.width}."),
             (
-                self.map_heads and (self.pool != "map" or self.width % self.map_heads),
-                f"map_heads={self.map_heads} requires pool='map', and must divide width={self.width}.",
-            ),
-            (
                 self.position == "relative" and (self.position_at == "stem" or axial),
                 "position='relative' acts inside attention: give position_at='every' or 'shared', and encoder='full'.",
-            ),
-            (
-                self.rotary and (self.position == "relative" or axial or self.width // self.heads % 4),
-                "rotary positions require encoder='full', a position other than 'relative', and heads whose width is a "
-                "multiple of 4.",
             ),
             (
                 self.position in ("none", "sincos2d") and self.position_at == "every",
@@ -155,24 +102,17 @@ class ViTConfig:
                 f"image_size={self.image_size} is too large for position='sincos2d'.",
             ),
             (
-                self.final_norm == "mean" and self.pool != "gap",
-                f"final_norm='mean' requires pool='gap', not {self.pool!r}.",
-            ),
-            (
                 self.dynamic_image_size and (axial or (self.stem and self.stem.mixing == "axial")),
                 "dynamic_image_size requires encoder='full' and no axial mixing, which is built for one grid; load the "
                 "model with image_size instead.",
             ),
             (
-                self.patch_dropout and (axial or self.rotary or self.position_at != "stem"),
+                self.patch_dropout and (axial or self.variant.rotary or self.position_at != "stem"),
                 "patch_dropout requires encoder='full', position_at='stem' and no rotary positions.",
             ),
             (self.stem and self.in_chans != 3, f"a stem takes images of 3 channels, not in_chans={self.in_chans}."),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
-            (
-                self.distilled and (self.pool != "token" or self.representation_size),
-                "distilled=True requires pool='token' and no representation_size, as in DeiT.",
-            ),
+            *self.variant.conflicts(self),
         ):
             if invalid:
                 raise UserError(problem)
@@ -213,12 +153,12 @@ class ViTConfig:
     @property
     def num_prefix_tokens(self) -> int:
         """Prefix tokens: class token, distillation token, registers, in this order, before the patches."""
-        return int(self.has_class_token) + int(self.distilled) + self.registers
+        return int(self.has_class_token) + int(self.variant.distilled) + self.variant.registers
 
     @property
     def num_position_prefix(self) -> int:
         """The first of them, which have a row in the position embedding."""
-        return int(self.has_class_token) + int(self.distilled) if self.class_position else 0
+        return int(self.has_class_token) + int(self.variant.distilled) if self.variant.class_position else 0
 
     @property
     def num_tokens(self) -> int:

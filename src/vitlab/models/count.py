@@ -9,20 +9,20 @@ from typing import Any
 
 def count_parameters(config: Any) -> int:
     """Trained numbers, counted without building the model."""
-    d = config.width
+    d, variant = config.width, config.variant
     stem = config.stem.num_parameters(config.image_hw) if config.stem else 0
     channels = config.stem.channels if config.stem else config.in_chans
     embedding = d * (channels * config.patch_size**2 + 1) + d * config.num_prefix_tokens
-    mlp = (d + 1) * config.mlp_dim * (2 if config.swiglu else 1) + (config.mlp_dim + 1) * d
-    mlp += 2 * config.mlp_dim if config.mlp_norm else 0
-    block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if config.layer_scale is not None else 0)
-    block += 2 * d if config.attention_norm else 0
+    mlp = (d + 1) * config.mlp_dim * (2 if variant.swiglu else 1) + (config.mlp_dim + 1) * d
+    mlp += 2 * config.mlp_dim if variant.mlp_norm else 0
+    block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if variant.layer_scale is not None else 0)
+    block += 2 * d if variant.attention_norm else 0
     halves = 2 if config.encoder == "axial" else 1
     pooling = d + 4 * d * (d + 1) + mlp + 2 * d if config.pool == "map" else 0
     rep = config.representation_size or 0
     pre_logits = rep * (config.pooled_dim + 1)
-    heads = (2 if config.distilled else 1) * (config.num_features + 1) * config.num_classes
-    encoder = halves * config.depth * block + 2 * d * (int(config.pre_norm) + int(config.final_norm != "none"))
+    heads = (2 if variant.distilled else 1) * (config.num_features + 1) * config.num_classes
+    encoder = halves * config.depth * block + 2 * d * (int(variant.pre_norm) + int(variant.final_norm != "none"))
     return stem + embedding + _position_parameters(config) + encoder + pooling + pre_logits + heads
 
 
@@ -39,9 +39,9 @@ def _position_parameters(config: Any) -> int:
 def count_macs(config: Any, kept_patches: int | None = None) -> int:
     """Multiply-accumulates of the matrix products in one forward pass of one image. The encoder sees all
     patches or `kept_patches`."""
-    d, n, p = config.width, config.num_patches, config.num_prefix_tokens
+    d, n, p, variant = config.width, config.num_patches, config.num_prefix_tokens, config.variant
     t = p + (n if kept_patches is None else kept_patches)
-    mlp = (3 if config.swiglu else 2) * d * config.mlp_dim
+    mlp = (3 if variant.swiglu else 2) * d * config.mlp_dim
     channels = config.stem.channels if config.stem else config.in_chans
     stem = config.stem.forward_macs(config.image_hw) if config.stem else 0
     embed = n * channels * config.patch_size**2 * d
@@ -54,5 +54,5 @@ def count_macs(config: Any, kept_patches: int | None = None) -> int:
         encoder = config.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in config.grid)
     pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + mlp if config.pool == "map" else 0
     rep = config.representation_size or 0
-    head = config.pooled_dim * rep + (2 if config.distilled else 1) * config.num_features * config.num_classes
+    head = config.pooled_dim * rep + (2 if variant.distilled else 1) * config.num_features * config.num_classes
     return stem + embed + encoder + pooling + head

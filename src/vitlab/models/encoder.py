@@ -7,7 +7,6 @@ pooling, a head of big_vision. `ViT` builds `config.depth` blocks. B images, T t
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -15,30 +14,22 @@ from vitlab.models.attention import Attention
 from vitlab.models.blocks import RepeatedBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.init import linear
+from vitlab.models.variant_layers import activate, layer_norm
 
 
 class MLP(nn.Module):
-    """Two dense layers with a GELU between them; with `swiglu`, half of the first layer gates the other."""
+    """Two dense layers with a GELU between them."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.gelu, self.swiglu = config.gelu, config.swiglu
-        self.fc1 = linear(config.width, config.mlp_dim * (2 if config.swiglu else 1))
-        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.layer_norm_eps) if config.mlp_norm else None
+        self.variant = config.variant
+        self.fc1 = linear(config.width, config.mlp_dim * (2 if config.variant.swiglu else 1))
+        self.norm = layer_norm(config, config.variant.mlp_norm, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        hidden = self.fc1(tokens)
-        if self.swiglu:
-            gate, hidden = hidden.chunk(2, dim=-1)
-            hidden = F.silu(gate) * hidden
-        elif self.gelu == "quick":
-            hidden = hidden * torch.sigmoid(1.702 * hidden)
-        else:
-            hidden = F.gelu(hidden, approximate="tanh" if self.gelu == "tanh" else "none")
-        hidden = self.dropout(hidden)
-        return self.fc2(hidden if self.norm is None else self.norm(hidden))
+        return self.fc2(self.norm(self.dropout(activate(self.fc1(tokens), self.variant))))
 
 
 class ResidualBranch(nn.Module):
@@ -46,7 +37,7 @@ class ResidualBranch(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_prob: float) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale is not None else None
+        self.scale = nn.Parameter(torch.empty(config.width)) if config.variant.layer_scale is not None else None
         self.dropout = nn.Dropout(config.dropout)
         self.has_drop_path = drop_prob > 0
         self.drop_prob: float | Tensor = drop_prob
@@ -64,11 +55,11 @@ class Block(RepeatedBlock):
 
     def __init__(self, config: ViTConfig, drop_prob: float = 0.0) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        norm_eps = config.layer_norm_eps if config.attention_norm else None
-        self.attention = Attention(config.width, config.heads, config.rotary is not None, norm_eps)
+        self.norm1 = layer_norm(config)
+        norm = layer_norm(config, config.variant.attention_norm)
+        self.attention = Attention(config.width, config.heads, norm, config.variant.rotary is not None)
         self.branch1 = ResidualBranch(config, drop_prob)
-        self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.norm2 = layer_norm(config)
         self.mlp = MLP(config)
         self.branch2 = ResidualBranch(config, drop_prob)
         self.num_prefix_tokens = config.num_prefix_tokens
@@ -121,8 +112,8 @@ class MAPHead(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
-        self.attention = Attention(config.width, config.map_heads or config.heads)
-        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.attention = Attention(config.width, config.variant.map_heads or config.heads)
+        self.norm = layer_norm(config)
         self.mlp = MLP(config)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:

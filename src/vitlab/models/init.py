@@ -78,7 +78,7 @@ def _initializers(config: ModelConfig) -> list[tuple[str, Initializer]]:
         (r"(^|\.)(fc1|fc2)\.bias$", _normal(1e-6)),
         (r"_offsets$", _unit_rows),
         (r"(^|\.)(embedding|pre_logits|root|conv\d|shortcut)\.weight$", _lecun_normal),
-        (r"\.scale$", _constant((config.layer_scale if vit else None) or 0.0)),
+        (r"\.scale$", _constant((config.variant.layer_scale if vit else None) or 0.0)),
         # The branch of a post-activation bottleneck adds nothing at the start.
         *([(r"stages\..*\.norm3\.weight$", _constant(0.0))] if stages else []),
         (r"norm\d?\.weight$", _constant(1.0)),

@@ -7,9 +7,6 @@ by hand. `load_model(..., image_size=...)` calls it once; with `dynamic_image_si
     interpolate_positions(torch.zeros(1, 197, 768), (14, 14), (24, 24), 1)  # [1, 577, 768]
 """
 
-import math
-from typing import Any
-
 import torch
 import torch.fx
 import torch.nn.functional as F
@@ -17,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.config import Interpolation, Rotary, ViTConfig
+from vitlab.models.config import ViTConfig
+from vitlab.models.variant import Interpolation
+from vitlab.models.variant_layers import FLOAT64, rotary_table
 
-FLOAT64: Any = {"dtype": torch.float64, "device": "cpu"}
-"""Where fixed positions are computed, also those of a model on the meta device."""
 NAMES = ("table", "columns", "rows", "prefix", "rotation")
 Tables = dict[str, Tensor]
 """The tensors of a `PositionEmbedding` by name: its own, or those of another grid."""
@@ -97,7 +94,7 @@ class PositionEmbedding(nn.Module):
         tables = self.tables() if tables is None else tables
         if self.kind == "relative":
             return tables["table"][layer % tables["table"].shape[0]]
-        return tables["rotation"] if self.config.rotary else None
+        return tables["rotation"] if self.config.variant.rotary else None
 
     def forward(
         self, tokens: Float[Tensor, "B T D"], layer: int = 0, tables: Tables | None = None
@@ -111,8 +108,8 @@ def fixed_tables(config: ViTConfig, grid: tuple[int, int]) -> dict[str, Tensor]:
     tables, width = {}, config.width
     if config.position == "sincos2d":
         tables["table"] = sincos_table(grid, width)
-    if config.rotary:
-        tables["rotation"] = rotary_table(grid, width // config.heads, config.rotary)
+    if config.variant.rotary:
+        tables["rotation"] = rotary_table(grid, width // config.heads, config.variant.rotary)
     return tables
 
 
@@ -140,25 +137,12 @@ def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
 
 
-def rotary_table(grid: tuple[int, int], head_dim: int, rotary: Rotary) -> Float[Tensor, "N Dh"]:
-    """The rotation of every patch: cosines, then sines, of Dh/4 angles of its row and Dh/4 of its column."""
-    axes = []
-    for side, reference in zip(grid, rotary.reference or grid, strict=True):
-        index = torch.arange(side, **FLOAT64)
-        centered = 2 * math.pi * (2 * (index + 0.5) / side - 1)
-        axes.append(centered if rotary.coordinates == "centered" else (index + rotary.offset) * reference / side)
-    coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
-    periods = rotary.base ** (torch.arange(head_dim // 4, **FLOAT64) / (head_dim // 4))
-    angles = (coordinates[:, :, None] / periods).flatten(1)
-    return torch.cat([angles.cos(), angles.sin()], dim=1).float()
-
-
 def resize_positions(
     state: dict[str, Tensor], config: ViTConfig, grid: tuple[int, int], method: Interpolation | None = None
 ) -> dict[str, Tensor]:
     """The entries of `state` that are position embeddings of `config`'s grid, for another grid; resampled by `method`,
     or by the configuration's method."""
-    method, (h, w), (h2, w2) = method or config.position_interpolation or "corners", config.grid, grid
+    method, (h, w), (h2, w2) = method or config.variant.position_interpolation or "corners", config.grid, grid
     if config.position == "1d":
         table = state["position.table"]
         return {"position.table": interpolate_positions(table, (h, w), grid, config.num_position_prefix, method)}

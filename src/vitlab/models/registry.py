@@ -7,6 +7,7 @@ import typing
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.variant import all_settings, override
 from vitlab.settings import nearest
 
 if typing.TYPE_CHECKING:
@@ -65,17 +66,17 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
-    """The configuration called `name` (`ViT-B/16`), with fields overridden by keyword.
+    """The configuration called `name` (`ViT-B/16`), with fields, also those of `Variant`, overridden by keyword.
 
     Raises ValueError for an unknown name or field, naming the nearest valid ones.
     """
     if name not in MODELS:
         raise UserError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")
-    fields = [item.name for item in dataclasses.fields(MODELS[name])]
+    known = sorted(vars(MODELS[name]).keys() | all_settings(MODELS[name]).keys())
     for key in overrides:
-        if key not in fields:
-            raise UserError(f"unknown model setting {key!r}; {nearest(key, fields)}.")
-    return dataclasses.replace(MODELS[name], **overrides)
+        if key not in known:
+            raise UserError(f"unknown model setting {key!r}; {nearest(key, known)}.")
+    return override(MODELS[name], **overrides)
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -2,7 +2,7 @@
 
 An image is cut into N patches of P x P pixels, and E projects each to D numbers (Eq. 1). Position embeddings are added,
 L encoder blocks follow (Eq. 2-3, `encoder.py`), and the head reads the class token (Eq. 4). `ViTConfig` chooses among
-the paper's variants and the variants of other checkpoints.
+the paper's models; by default its `variant`, for checkpoints of other code, adds nothing.
 
 The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes;
 besides, p prefix tokens, t tokens after patch dropout, Dr numbers that the head reads.
@@ -27,6 +27,7 @@ from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding, Tables
 from vitlab.models.resnet import Body, ResNet, check_images
+from vitlab.models.variant_layers import layer_norm
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
@@ -57,27 +58,26 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.config = config
+        self.config, variant = config, config.variant
         self.stem = Body(config.stem, config.image_hw) if config.stem else None
         channels = config.stem.channels if config.stem else config.in_chans
         self.embedding = PatchEmbedding(channels, config.patch_size, config.width)
         self.cls = _tokens(config, 1) if config.has_class_token else None
-        self.distillation = _tokens(config, 1) if config.distilled else None
-        self.registers = _tokens(config, config.registers) if config.registers else None
+        self.distillation = _tokens(config, 1) if variant.distilled else None
+        self.registers = _tokens(config, variant.registers) if variant.registers else None
         self.position = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.pre_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if config.pre_norm else None
+        self.pre_norm = layer_norm(config, variant.pre_norm)
         kind = AxialBlock if config.encoder == "axial" else Block
         rates = [config.stochastic_depth * layer / max(config.depth - 1, 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(kind(config, rate) for rate in rates)
-        has_norm = config.final_norm != "none"
-        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
+        self.norm = layer_norm(config, variant.final_norm != "none")
         self.map = MAPHead(config) if config.pool == "map" else None
         rep = config.representation_size
         self.pre_logits = linear(config.pooled_dim, rep) if rep else None
         self.head = linear(config.num_features, config.num_classes) if config.num_classes else None
-        has_distillation_head = config.distilled and config.num_classes
-        self.head_distilled = linear(config.num_features, config.num_classes) if has_distillation_head else None
+        has_two_heads = variant.distilled and config.num_classes
+        self.head_distilled = linear(config.num_features, config.num_classes) if has_two_heads else None
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
@@ -136,7 +136,7 @@ class ViT(nn.Module):
         tokens = self._drop_patches(self._to_tokens(tokens, tables))
         for layer in range(self.config.depth):
             tokens = self._apply_block(layer, tokens, tables)
-        return tokens if self.config.final_norm == "mean" else self.norm(tokens)
+        return tokens if self.config.variant.final_norm == "mean" else self.norm(tokens)
 
     def _to_tokens(self, tokens: Float[Tensor, "B N D"], tables: Tables) -> Float[Tensor, "B T D"]:
         """The input of the first block (Eq. 1)."""
@@ -145,8 +145,7 @@ class ViT(nn.Module):
             batch, dtype = tokens.shape[0], tokens.dtype
             tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix_tokens), tokens], dim=1)
         at_stem = self.config.position_at == "stem"
-        tokens = self.dropout(self.position(tokens, 0, tables) if at_stem else tokens)
-        return tokens if self.pre_norm is None else self.pre_norm(tokens)
+        return self.pre_norm(self.dropout(self.position(tokens, 0, tables) if at_stem else tokens))
 
     def _split_prefix(self, tokens: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B p D"], Float[Tensor, "B N D"]]:
         """Prefix tokens and patch tokens."""
@@ -177,7 +176,7 @@ class ViT(nn.Module):
         pooled = self._pool(tokens)
         if self.pre_logits is not None:
             pooled = torch.tanh(self.pre_logits(pooled))
-        if self.config.distilled:
+        if self.distillation is not None:
             if pre_logits or self.head is None or self.head_distilled is None:
                 return (pooled + tokens[:, 1]) / 2
             return (self.head(pooled) + self.head_distilled(tokens[:, 1])) / 2
@@ -191,7 +190,7 @@ class ViT(nn.Module):
                 assert self.map is not None
                 return self.map(tokens)
         mean = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)  # App. D.3
-        mean = self.norm(mean) if self.config.final_norm == "mean" else mean
+        mean = self.norm(mean) if self.config.variant.final_norm == "mean" else mean
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.config.train import REQUIRES, has_effect
 from vitlab.errors import UserError
-from vitlab.models.config import LEARNED_POSITIONS, ImageSize, Interpolation, ModelConfig, ViTConfig
+from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig, ViTConfig
+from vitlab.models.variant import Interpolation, override
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.rules import adapt_config, bit_hyperrule, default_image_size
 from vitlab.settings import nearest
@@ -195,7 +196,7 @@ def _choose_by_checkpoint(config: Any, left: frozenset[str], facts: Facts) -> Fi
     if facts.interpolation is not None:
         if not isinstance(source, ViTConfig):
             raise UserError(f"interpolation={facts.interpolation!r} is of position embeddings, which a ResNet has not.")
-        source = replace(source, position_interpolation=facts.interpolation)
+        source = override(source, position_interpolation=facts.interpolation)
     size = facts.image_size
     if size is None and preprocessing is not None and "model.image_size" in left:
         size = default_image_size(source, preprocessing, facts.device_type)

@@ -12,13 +12,15 @@ from vitlab.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.registry import MODELS, get_config
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.variant import Variant
 from vitlab.recipes.pretrain import headless
 
 
 def vit(side: int, patch_size: int, width: int, depth: int, **more: Any) -> ViTConfig:
     """A small ViT: four heads and an MLP of twice the width unless `more` says otherwise."""
-    defaults = {"heads": 4, "mlp_dim": 2 * width, "num_classes": 10, "pool": "gap", "gelu": "erf", "position_std": 1.0}
-    return ViTConfig(image_size=side, patch_size=patch_size, width=width, depth=depth, **(defaults | more))
+    defaults = {"heads": 4, "mlp_dim": 2 * width, "num_classes": 10, "pool": "gap", "position_std": 1.0}
+    sizes: dict[str, Any] = {"image_size": side, "patch_size": patch_size, "width": width, "depth": depth}
+    return ViTConfig(variant=Variant(gelu="erf"), **(sizes | defaults | more))
 
 
 def digits(model: str | None = None) -> TrainConfig:
@@ -116,7 +118,7 @@ def _named(model: str | None, default: ViTConfig) -> ModelConfig:
     names = ["image_size", "num_classes"]
     changes: dict[str, Any] = {}
     if isinstance(named := MODELS.get(model), ViTConfig):
-        names += ["pool", "gelu", "position_std", "head_std"]
+        names += ["pool", "variant", "position_std", "head_std"]
         if named.stem is None:
             changes["patch_size"] = default.image_hw[0] // default.grid[0]
     return get_config(model, **{name: getattr(default, name) for name in names}, **changes)

@@ -22,7 +22,7 @@ def init_from_checkpoint(
     options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes, "pre_logits": "drop"}
     if isinstance(config, ViTConfig):
         options |= {"pre_logits": "keep"} if config.representation_size else {}
-        options |= {"dropout": config.dropout, "interpolation": config.position_interpolation}
+        options |= {"dropout": config.dropout, "interpolation": config.variant.position_interpolation}
     model = load_model(checkpoint, reset_head=True, **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:

@@ -73,11 +73,12 @@ def digest(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
     """
     init_id = digest(runs[run.init_from], runs) if run.init_from else None
     settings = _enabled(to_dict(run.config))
+    settings["model"] |= settings["model"].pop("variant", {})  # as in earlier versions: the digests stay
     settings["optim"] |= REMOVED
     if isinstance(run.config, FinetuneConfig):
         settings["automatic"] = []  # removed, and empty in every study
     data = settings["data"]
-    data |= {old: data.pop(new) for old, new in RENAMED.items() if new in data}  # the digests stay
+    data |= {old: data.pop(new) for old, new in RENAMED.items() if new in data}
     text = json.dumps([type(run.config).__name__, settings, init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -149,15 +149,15 @@ def _block_bytes(config: ViTConfig, a: int, n: int, device_type: str) -> list[tu
     """Bytes of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
     d, m, hidden, parts = config.width, config.mlp_dim, _hidden_layers(config), []
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
-    relative = config.position == "relative"
+    relative, variant = config.position == "relative", config.variant
     # Per token: inputs of two LayerNorms, their outputs, q, k, v, the heads' output, the MLP's layers; options.
     token = 2 * n * d + 6 * a * d + hidden * a * m
-    token += a * d * (2 * (config.layer_scale is not None) + 3 * (config.rotary is not None) + relative)
-    token += (a + n) * d * config.attention_norm + n * m * config.mlp_norm
+    token += a * d * (2 * (variant.layer_scale is not None) + 3 * (variant.rotary is not None) + relative)
+    token += (a + n) * d * variant.attention_norm + n * m * variant.mlp_norm
     token += (2 * d + m) * (a if device_type == "cpu" else 1) * (config.dropout > 0)  # masks
     for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
         matrix = tokens * config.heads * length
-        work = tokens * m * (a * (hidden - 1) + 2 * n * config.mlp_norm)
+        work = tokens * m * (a * (hidden - 1) + 2 * n * variant.mlp_norm)
         if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
             work = max(work, a * (2 * matrix - tokens * (hidden * m - d)))
         parts.append((a * tokens * d, tokens * token + a * matrix * (matmul or relative), work))
@@ -201,7 +201,7 @@ def _sequences(config: ViTConfig, patches: int) -> list[tuple[int, int]]:
 
 def _hidden_layers(config: ViTConfig) -> int:
     """How many tensors as wide as `mlp_dim` an MLP makes."""
-    return 4 if config.swiglu else 3 if config.gelu == "quick" else 2
+    return 4 if config.variant.swiglu else 3 if config.variant.gelu == "quick" else 2
 
 
 def _body(config: ModelConfig) -> ResNetBody | None:

@@ -21,6 +21,7 @@ from vitlab.config.train import REMOVED
 from vitlab.data.identity import listed, same_place
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
+from vitlab.models.variant import nested
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import (
     METRICS,
@@ -325,6 +326,8 @@ def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]
     settings = {name: value for name, value in settings.items() if name not in IGNORED}
     if isinstance(optim := settings.get("optim"), dict):
         settings["optim"] = REMOVED | optim
+    if isinstance(model := settings.get("model"), dict):
+        settings["model"] = nested(model)
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         data = {RENAMED.get(name) or name: value for name, value in data.items()}
         settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_offsets, resize_positions
+from vitlab.models.variant import Interpolation, override
 
 MAX_PATCHES = 2**16
 """Most patches of a resized model: 4096 pixels in patches of 16."""
@@ -58,7 +59,7 @@ def adapt(
     if interpolation is not None:
         if not isinstance(new, ViTConfig):
             raise UserError(f"interpolation={interpolation!r} is for position embeddings, and a ResNet has none.")
-        new = dataclasses.replace(new, position_interpolation=interpolation)
+        new = override(new, position_interpolation=interpolation)
     if in_chans is not None and in_chans != config.in_chans:
         if not isinstance(new, ViTConfig) or new.stem or config.in_chans != 3:
             raise UserError(f"in_chans={in_chans} is for ViTs that cut 3 channels into patches; leave it out.")
@@ -80,15 +81,20 @@ def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViT
         raise UserError("pool='token' is for a ViT that averages its patches; leave it out.")
     if config.pool == "token":
         return config
-    if not config.registers or config.num_classes or config.final_norm != "tokens" or config.representation_size:
+    if (
+        not config.variant.registers
+        or config.num_classes
+        or config.variant.final_norm != "tokens"
+        or config.representation_size
+    ):
         raise UserError(
             "pool='token' requires a class token beside the patches, no head that was trained on their mean "
             "(num_classes=0 removes it), and a LayerNorm on all tokens; leave it out."
         )
     state["cls"], state["registers"] = state["registers"].tensor_split([1], dim=1)
-    if config.registers == 1:
+    if config.variant.registers == 1:
         del state["registers"]
-    return dataclasses.replace(config, pool="token", registers=config.registers - 1, class_position=False)
+    return override(config, pool="token", registers=config.variant.registers - 1, class_position=False)
 
 
 def adapt_channels(weight: Tensor, channels: int) -> Tensor:
@@ -112,7 +118,7 @@ def _check_size(config: ModelConfig, new: ModelConfig) -> None:
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
     """Interpolates what depends on the grid, in place."""
     if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
-        state.update(resize_positions(state, config, new.grid, new.position_interpolation))
+        state.update(resize_positions(state, config, new.grid, new.variant.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
             stage, number = map(int, name.split(".")[2:4])
@@ -124,7 +130,7 @@ def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> 
 def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
     """Puts the model's heads into `state`, with zero weights."""
     like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
-    distilled = isinstance(config, ViTConfig) and config.distilled
+    distilled = isinstance(config, ViTConfig) and config.variant.distilled
     for head in ("head", "head_distilled"):
         state.pop(f"{head}.weight", None)
         state.pop(f"{head}.bias", None)

@@ -15,6 +15,7 @@ from annotated_types import Gt
 
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import PositiveInt, check_fields
 
@@ -95,7 +96,7 @@ def say_assumptions(
     """Logs what a bare file is read as, in one line."""
     taken, (height, width) = given.given(), config.image_hw
     names = [] if not isinstance(config, ViTConfig) else ["heads", "gelu", "layer_norm_eps", "pool"]
-    parts = [f"{name} {getattr(config, name)}" for name in names if name not in taken]
+    parts = [f"{name} {all_settings(config)[name]}" for name in names if name not in taken]
     if isinstance(config, ViTConfig):
         rows, columns = config.grid
         parts.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")

@@ -25,7 +25,8 @@ if typing.TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor, nn
 
-    from vitlab.models.config import ImageSize, Interpolation, ModelConfig
+    from vitlab.models.config import ImageSize, ModelConfig
+    from vitlab.models.variant import Interpolation
     from vitlab.models.vit import Model
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.io import sync, temporary_folder
-from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
+from vitlab.models.config import ImageSize, ViTConfig, check_rgb
+from vitlab.models.variant import Interpolation, all_settings
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing, pair
 from vitlab.weights.checkpoint import (
@@ -162,7 +163,7 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
 
 def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool, opset: int | None) -> None:
     resnet = not isinstance(model, ViT) or model.stem is not None
-    antialias = dynamic and getattr(model.config, "position_interpolation", None) == "bicubic_antialias"
+    antialias = dynamic and all_settings(model.config).get("position_interpolation") == "bicubic_antialias"
     if opset == 17 and (resnet or antialias or (preprocessing is not None and preprocessing.antialias)):
         raise UserError("opset 17 has no antialiased resizing and no padding as in ResNets; give 18 or more.")
     if preprocessing is not None:

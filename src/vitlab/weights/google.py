@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
 from vitlab.io import NPZ_ERRORS, reading_npz, write_arrays
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
@@ -170,7 +170,7 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         representation_size=_out_features(arrays, "pre_logits"),
         position="sincos2d" if table is None else "1d",
         stem=stem,
-        class_position=class_rows == int(has_class),
+        variant=Variant(class_position=class_rows == int(has_class)),
     )
     return config, spelling
 
@@ -233,7 +233,7 @@ def _native_spelling(config: ModelConfig) -> Spelling:
     if isinstance(config, ResNetConfig):
         is_bit = config.body.version == "v2" and config.body.pool_padding == "zero"
         return "stored" if is_bit else "big_vision"
-    no_class_row = config.has_class_token and not config.class_position
+    no_class_row = config.has_class_token and not config.variant.class_position
     return "big_vision" if no_class_row or config.pool == "map" or config.position == "sincos2d" else "stored"
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, Rotary, ViTConfig
+from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
@@ -176,10 +177,10 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
             "Hugging Face's CLIP has no classifier that reads the class token, only a projection without bias, and "
             "this head has one. Use another format: `--to timm` or `--to vitlab`."
         )
-    if kind.startswith("dino") and config.layer_scale is None:
+    if kind.startswith("dino") and config.variant.layer_scale is None:
         ones = torch.ones_like(state["norm.weight"])
         state |= {f"blocks.{i}.branch{part}.scale": ones for i in range(config.depth) for part in (1, 2)}
-        config = dataclasses.replace(config, layer_scale=1.0)
+        config = override(config, layer_scale=1.0)
     if kind == "dinov3_vit":
         return kind, config, state
     if kind.startswith("dinov2"):
@@ -191,9 +192,9 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
         rows = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
     rows, prefix = rows.detach().cpu(), config.num_prefix_tokens
     patches = rows[prefix:] + state["embedding.bias"] if kind.startswith("clip") else rows[prefix:]
-    with_rows = prefix - (0 if has_token_row(kind, config) else config.registers)
+    with_rows = prefix - (0 if has_token_row(kind, config) else config.variant.registers)
     state["position.table"] = torch.cat([rows[:with_rows], patches])[None]
-    return kind, dataclasses.replace(config, position="1d", class_position=True), state
+    return kind, override(config, position="1d", class_position=True), state
 
 
 def _check_representable(kind: str, config: ViTConfig) -> None:
@@ -206,7 +207,7 @@ def _check_representable(kind: str, config: ViTConfig) -> None:
         "pre_norm": (clip,),
         "final_norm": ("none",) if kind == "clip" else ("tokens",),
         "gelu": ("tanh", "erf", "quick"),
-        "registers": (config.registers,) if kind.startswith("d") else (int(kind == "clip"),),
+        "registers": (config.variant.registers,) if kind.startswith("d") else (int(kind == "clip"),),
         # Headless Hugging Face models do not average the two tokens; only DeiT has a second head.
         "distilled": (True, False) if kind == "deit" and has_head else (False,),
         "representation_size": (config.representation_size,) if kind in ("vit", "deit") and not has_head else (None,),
@@ -218,9 +219,9 @@ def _check_representable(kind: str, config: ViTConfig) -> None:
         )
         supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
     if dinov2 or dinov3:
-        supported |= {"layer_scale": (config.layer_scale,), "swiglu": (True, False)}
+        supported |= {"layer_scale": (config.variant.layer_scale,), "swiglu": (True, False)}
     if dinov3:
-        supported["rotary"] = (Rotary(config.rotary.base),) if config.rotary else ()
+        supported["rotary"] = (Rotary(config.variant.rotary.base),) if config.variant.rotary else ()
         supported["num_classes"] = (0,)  # their DINOv3 has no classifier
     if kind == "siglip_vision_model":
         supported |= {"map_heads": (None, config.heads), "num_classes": (0,)}  # their classifier reads the mean
@@ -230,13 +231,13 @@ def _check_representable(kind: str, config: ViTConfig) -> None:
 def _kind(config: ViTConfig) -> str:
     """The `model_type` that can represent a ViT. A single register is written as the distillation token of a DeiT
     without a distillation head."""
-    if config.rotary:
+    if config.variant.rotary:
         return "dinov3_vit"
-    if config.pre_norm:
+    if config.variant.pre_norm:
         return "clip" if config.pool == "gap" and config.num_classes else "clip_vision_model"
     if config.pool in ("map", "gap"):
         return "siglip_vision_model" if config.pool == "map" else "ijepa"
-    needs_dinov2 = config.pool == "token+gap" or config.layer_scale is not None or config.swiglu
-    if needs_dinov2 or config.registers > int(not config.distilled):
-        return "dinov2_with_registers" if config.registers else "dinov2"
-    return "deit" if config.distilled or config.registers else "vit"
+    needs_dinov2 = config.pool == "token+gap" or config.variant.layer_scale is not None or config.variant.swiglu
+    if needs_dinov2 or config.variant.registers > int(not config.variant.distilled):
+        return "dinov2_with_registers" if config.variant.registers else "dinov2"
+    return "deit" if config.variant.distilled or config.variant.registers else "vit"

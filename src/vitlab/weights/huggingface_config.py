@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, Variant, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing, pair
 from vitlab.settings import read_fields
@@ -223,16 +223,18 @@ def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -
         pool="gap" if has_mean else "map" if siglip else "token+gap" if dinov2 and head else "token",
         representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
         position="none" if dinov3 else "1d",
-        position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
-        rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if dinov3 else None,
-        gelu=GELU.get(activation, "erf"),
-        swiglu=swiglu,
-        layer_norm_eps=settings.get("layer_norm_eps", family.eps),
-        pre_norm=clip,
-        final_norm="none" if clip and mean_of_tower else "tokens",
-        layer_scale=settings.get("layerscale_value", 1.0) if dinov2 or dinov3 else None,
-        registers=require_shape(CONFIG, arrays, registers, 3)[1] if registers in arrays else int(clip and has_mean),
-        distilled=distilled,
+        variant=Variant(
+            gelu=GELU.get(activation, "erf"),
+            swiglu=swiglu,
+            layer_norm_eps=settings.get("layer_norm_eps", family.eps),
+            pre_norm=clip,
+            final_norm="none" if clip and mean_of_tower else "tokens",
+            layer_scale=settings.get("layerscale_value", 1.0) if dinov2 or dinov3 else None,
+            registers=require_shape(CONFIG, arrays, registers, 3)[1] if registers in arrays else int(clip and has_mean),
+            distilled=distilled,
+            rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if dinov3 else None,
+            position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
+        ),
     )
 
 
@@ -272,30 +274,34 @@ def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
 
 def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model with this metadata."""
-    suffix = "ForImageClassification" + ("WithTeacher" if config.distilled else "") if config.num_classes else "Model"
+    suffix = (
+        "ForImageClassification" + ("WithTeacher" if config.variant.distilled else "")
+        if config.num_classes
+        else "Model"
+    )
     suffix = "ModelWithProjection" if kind == "clip_vision_model" and config.num_classes else suffix
-    act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.gelu]
+    act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.variant.gelu]
     height, width = processed_size(_preprocessing(config, metadata).at(config.image_size), config)
     settings: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "hidden_act": "silu" if kind == "dinov3_vit" and config.swiglu else act,
-        "layer_norm_eps": config.layer_norm_eps,
+        "hidden_act": "silu" if kind == "dinov3_vit" and config.variant.swiglu else act,
+        "layer_norm_eps": config.variant.layer_norm_eps,
         "image_size": height if height == width else [height, width],
         "patch_size": config.patch_size,
         "num_channels": config.in_chans,
     }
     if kind.startswith("dino"):
-        settings["layerscale_value"] = config.layer_scale
-        settings |= {} if kind == "dinov2" else {"num_register_tokens": config.registers}
+        settings["layerscale_value"] = config.variant.layer_scale
+        settings |= {} if kind == "dinov2" else {"num_register_tokens": config.variant.registers}
     if kind.startswith("dinov2"):
-        settings |= {"mlp_ratio": dinov2_mlp_ratio(config), "use_swiglu_ffn": config.swiglu}
+        settings |= {"mlp_ratio": dinov2_mlp_ratio(config), "use_swiglu_ffn": config.variant.swiglu}
     else:
         settings["intermediate_size"] = config.mlp_dim
     if kind == "dinov3_vit":
-        assert config.rotary
-        settings |= {"rope_theta": config.rotary.base, "key_bias": True, "use_gated_mlp": config.swiglu}
+        assert config.variant.rotary
+        settings |= {"rope_theta": config.variant.rotary.base, "key_bias": True, "use_gated_mlp": config.variant.swiglu}
     elif not FAMILIES[kind].names.get("pre_norm"):
         settings["qkv_bias"] = True
     if config.representation_size:
@@ -319,7 +325,7 @@ def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
     """The whole number from which their DINOv2 computes the width of this MLP; None if there is none."""
 
     def mlp_dim(ratio: int) -> int:
-        return (config.width * ratio * 2 // 3 + 7) // 8 * 8 if config.swiglu else config.width * ratio
+        return (config.width * ratio * 2 // 3 + 7) // 8 * 8 if config.variant.swiglu else config.width * ratio
 
     return next((ratio for ratio in range(1, 65) if mlp_dim(ratio) == config.mlp_dim), None)
 

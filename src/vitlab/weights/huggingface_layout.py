@@ -155,18 +155,18 @@ def _names(kind: str, config: ModelConfig, part: str) -> tuple[str, ...]:
     if part == "attention.qkv":
         return FAMILIES[kind].qkv
     if isinstance(config, ViTConfig):
-        if part == "head" and config.distilled:
+        if part == "head" and config.variant.distilled:
             return ("cls_classifier",)
-        if config.swiglu and part == "mlp.fc1":
+        if config.variant.swiglu and part == "mlp.fc1":
             return ("mlp.gate_proj", "mlp.up_proj") if kind == "dinov3_vit" else ("mlp.weights_in",)
-        if config.swiglu and part == "mlp.fc2" and kind != "dinov3_vit":
+        if config.variant.swiglu and part == "mlp.fc2" and kind != "dinov3_vit":
             return ("mlp.weights_out",)
     return (names.get(part, part),)
 
 
 def has_token_row(kind: str, config: ModelConfig) -> bool:
     """Whether the position table has a row for a distillation token that no head reads: a register here."""
-    return kind == "deit" and isinstance(config, ViTConfig) and config.registers > 0
+    return kind == "deit" and isinstance(config, ViTConfig) and config.variant.registers > 0
 
 
 def fold_class_token(arrays: dict[str, Tensor]) -> None:

@@ -1,6 +1,5 @@
 """Layout tables: which array of a file holds which parameter. A format has one, for reading and for writing."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody
+from vitlab.models.variant import all_settings
 from vitlab.models.vit import Model, build_model
 
 
@@ -134,11 +134,12 @@ def check_supported(
 ) -> None:
     """Raises UserError for the first setting that has none of a format's `supported` values; those that are neither
     listed nor `free` must have their default."""
-    defaults = {item.name: (item.default,) for item in dataclasses.fields(config) if item.name not in (*FREE, *free)}
-    for name, values in {**supported, **{name: defaults[name] for name in defaults.keys() - supported.keys()}}.items():
-        if getattr(config, name) not in values:
+    settings, defaults = all_settings(config), all_settings(type(config)())
+    others = {name: (value,) for name, value in defaults.items() if name not in (*FREE, *free)}
+    for name, values in {**supported, **others, **supported}.items():  # the listed ones first
+        if settings[name] not in values:
             raise UserError(
-                f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "
+                f"the model has {prefix}{name}={settings[name]!r}, which {library} cannot represent; it has "
                 f"{' or '.join(map(repr, values))}. {_way_out(name, config, values) or 'Use'} save_model (`--to "
                 f"vitlab`), which keeps every setting."
             )
@@ -148,6 +149,6 @@ def _way_out(name: str, config: ModelConfig | ResNetBody, values: Collection[Any
     """The option of `convert` that makes a model of another value from this one, where there is one."""
     if name == "representation_size" and None in values:
         return "Give pre_logits='drop' (`--pre-logits drop`), which leaves out that layer and the head on it, or use"
-    if name == "pool" and "token" in values and getattr(config, "registers", 0) and not config.num_classes:  # pyright: ignore[reportAttributeAccessIssue]
+    if name == "pool" and "token" in values and all_settings(config).get("registers") and not config.num_classes:  # pyright: ignore[reportAttributeAccessIssue]
         return "Give pool='token' (`--pool token`) to take its class token, or use"
     return ""

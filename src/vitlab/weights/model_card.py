@@ -88,13 +88,15 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
     """Rows of the table; empty ones are left out."""
     classes = [printable(str(name)) for name in card.get("classes") or ()]  # else one would quote them all
     names = ", ".join(classes[:CLASSES]) + (", ..." if len(classes) > CLASSES else "")
-    sizes = ""
+    sizes = differences = ""
     if isinstance(config, ViTConfig):
+        differences = ", ".join(f"{name} {value}" for name, value in config.variant.differences.items())
         sizes = (
             f": {config.depth} blocks, width {config.width}, {config.heads} heads, patches of {config.stride} pixels"
         )
     return {
         "architecture": name_of(config) + sizes,
+        "beside the paper's": differences,
         "parameters": f"{config.num_parameters:,}",
         "image size": "{} x {} pixels".format(*config.image_hw),
         "images": Preprocessing.read(card, "the card", config.image_size).describe(),

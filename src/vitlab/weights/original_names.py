@@ -23,7 +23,7 @@ from torch import Tensor
 from vitlab.errors import UserError, first_ten
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 from vitlab.weights.layout import require_shape
-from vitlab.weights.timm_architectures import SUPPORTED
+from vitlab.weights.timm_architectures import SUPPORTED, named_args
 from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module)\.")
@@ -120,13 +120,8 @@ class Images(NamedTuple):
     interpolation: Any = "bilinear"
 
 
-ROTARY: dict[str, Any] = {
-    "use_rot_pos_emb": True,
-    "rope_type": "dinov3",
-    "rope_temperature": 100.0,
-    "rope_rotate_half": True,
-}
-"""timm's arguments for DINOv3's positions."""
+DINOV3 = named_args("vit_small_patch16_dinov3")
+"""timm's arguments of its positions, and LayerNorm's eps."""
 UNKNOWN_IMAGES = Images()
 IMAGENET_IMAGES = Images(IMAGENET, crop=0.875, interpolation="bicubic")
 OPENAI_IMAGES = Images(OPENAI, crop=1.0, interpolation="bicubic")
@@ -177,7 +172,8 @@ def to_timm_names(
     if naming is _CLIP:
         _complete_clip(where, named)
     if origin.whose == "DINOv3":
-        origin = replace(origin, args=ROTARY | _complete_dinov3(where, named, width))
+        rotary = {name: value for name, value in DINOV3.items() if name != "eps"}
+        origin = replace(origin, args=rotary | _complete_dinov3(where, named, width))
     return named, replace(origin, prefix=prefix, left_out=(*sorted(outside), *(prefix + name for name in dropped)))
 
 
@@ -268,7 +264,7 @@ def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Te
         bilinear = IMAGENET_IMAGES._replace(interpolation="bilinear")
         return Origin(naming.whose, bilinear) if naming is _TORCHVISION else Origin(naming.whose)
     if "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored):
-        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), eps=1e-5)
+        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), eps=DINOV3["eps"])
     if any(name.startswith("decoder_") for name in named):
         return Origin("MAE", IMAGENET_IMAGES)
     if "mask_token" in named:
@@ -294,7 +290,7 @@ def _complete_dinov3(where: str, named: dict[str, Tensor], width: int | None) ->
     periods = named.pop("rope_embed.periods", None)
     if periods is None or width is None or periods.ndim != 1 or not 4 * len(periods) <= width:
         return {}
-    usual = ROTARY["rope_temperature"] ** (torch.arange(len(periods)) / len(periods))
+    usual = DINOV3["rope_temperature"] ** (torch.arange(len(periods)) / len(periods))
     if not periods.is_meta and not torch.allclose(periods.float(), usual, rtol=0.02):  # they are in bfloat16
         raise UserError(f"{where}: its rotary periods are not DINOv3's (base 100), the only ones that are read.")
     return {"num_heads": width // (4 * len(periods))}

@@ -23,6 +23,7 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
+from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
@@ -32,18 +33,10 @@ from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, r
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import (
-    ACTIVATIONS,
-    SUPPORTED,
-    check_architecture,
-    check_bare,
-    eva_names,
-    rename_eva,
-    reorder_pairs,
-    rotary_of,
-)
+from vitlab.weights.timm_architectures import ACTIVATIONS, SUPPORTED, check_architecture, named_args, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
 from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_eva import check_bare, eva_names, rename_eva, reorder_pairs
 
 NAME_MAP = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -83,7 +76,7 @@ def timm_layout(config: ModelConfig) -> Layout:
     if "head.fc.weight" in layout:  # a ResNet's head is a 1x1 convolution
         slot = layout["head.fc.weight"]
         layout["head.fc.weight"] = dataclasses.replace(slot, shape=(*slot.shape, 1, 1))
-    if isinstance(config, ViTConfig) and config.pre_norm:  # timm's CLIP has no bias there
+    if isinstance(config, ViTConfig) and config.variant.pre_norm:  # timm's CLIP has no bias there
         del layout["patch_embed.proj.bias"]
     return layout
 
@@ -94,7 +87,7 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
         name = re.sub(pattern, replacement, name)
     if isinstance(config, ResNetConfig):
         return name.replace("head.", "head.fc.")
-    if config.final_norm == "mean" and ours.startswith("norm."):
+    if config.variant.final_norm == "mean" and ours.startswith("norm."):
         return f"fc_{ours}"
     if config.stem is None or not ours.startswith("stem."):
         return name
@@ -130,7 +123,7 @@ def read_timm(
         say_assumptions(path, origin, config, prepared, assume)
     if isinstance(config, ViTConfig):
         _convert_registers_and_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of(settings.architecture, settings.args)[1])
+        reorder_pairs(tensors, config, rotary_of({**named_args(settings.architecture), **settings.args})[1])
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(path / CONFIG))
     layout = timm_layout(config)
@@ -217,7 +210,7 @@ def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig)
         tensors["reg_token"] = torch.cat(tokens, dim=1)
     prefix, table = config.num_position_prefix, tensors.get("pos_embed")
     rows = 0 if table is None else table.shape[1] - prefix - config.num_patches  # of registers, the first ones
-    if table is not None and config.registers and rows > 0:
+    if table is not None and config.variant.registers and rows > 0:
         tensors["reg_token"] = tensors["reg_token"].float().clone()
         tensors["reg_token"][:, :rows] += table[:, prefix : prefix + rows].float()
         tensors["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + rows :]], dim=1)
@@ -262,18 +255,20 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
         }
         return model.config, state | scaled
     config, table = model.config, model.position.added_rows()
-    if table is None and not config.distilled and not config.pre_norm:
+    if table is None and not config.variant.distilled and not config.variant.pre_norm:
         return config, state
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
     table = state["embedding.weight"].new_zeros(config.num_tokens, config.width) if table is None else table
     table = table.detach().cpu().clone()
-    if config.pre_norm:  # timm's CLIP has no bias in the patch embedding; it is the same in the position of each patch
+    if (
+        config.variant.pre_norm
+    ):  # timm's CLIP has no bias in the patch embedding; it is the same in the position of each patch
         table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
-    all_rows = config.distilled or (config.class_position and not config.registers)
+    all_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)
     if not all_rows:
         if config.has_class_token:
             state["cls"] = state["cls"] + table[0]  # the sum that Eq. 1 forms
         table = table[config.num_prefix_tokens :]
     state["position.table"] = table[None]
-    return dataclasses.replace(config, position="1d", class_position=all_rows), state
+    return override(config, position="1d", class_position=all_rows), state

@@ -1,46 +1,20 @@
-"""What only the name of a timm architecture says: heads, the kind of GELU, eps, rotary positions, other blocks. And
-the EVA family's own names and order of tensors."""
+"""What the names of timm's architectures say, in timm's own arguments: one table, read to build a model here and to
+choose the architecture of a model of ours."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from vitlab.errors import UserError
-from vitlab.models import Rotary, ViTConfig
-from vitlab.weights.unsupported import family_of_tensors, why_unsupported
+from vitlab.models import Rotary
+from vitlab.weights.unsupported import why_unsupported
 
 HEADS = {
     **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
     **dict.fromkeys((1024, 1152, 1280, 1408, 1536, 1664), 16),
 }
-"""Width -> heads, which is in no tensor."""
-OTHER_HEADS = (
-    (re.compile(r"vit_giant_.*_(dinov2|tipsv2|lingbot|radio)"), 24),
-    (re.compile(r"vit_huge_plus_patch16_dinov3"), 20),
-    (re.compile(r"vit_7b_patch16_dinov3"), 32),
-    (re.compile(r"vit_base_patch16_gap_224"), 16),
-    (re.compile(r"test_vit2?$"), 2),
-    (re.compile(r"test_vit3"), 3),
-)
-"""Architectures that have other numbers of heads."""
-TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip_(gap_)?(\d+)")
-"""Architectures with the tanh approximation of GELU; of `large_patch16` the one for 512 pixels alone."""
-TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
-"""Width and patch size of the same architectures, to recognize a bare file without a class token."""
-ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-"""timm's `act_layer` -> our `gelu`."""
-CLIP = "vit_base_patch16_clip_224"
-EPS_5 = re.compile("^vit_.*_clip_|_dinov3|_lingbot|^vit_pe_|^beit3")
-"""Architectures whose LayerNorms have an eps of 1e-5."""
-NO_NORM = re.compile("_radio_|_intern300m_|^vit_pe_(lang|spatial)_")
-"""Architectures without a LayerNorm after the last block."""
-_PE = {"rope_grid_indexing": "xy", "rope_grid_offset": 1.0}
-EVA: dict[float, str] = {1e-6: "eva02_base_patch14_224", 1e-5: "vit_small_patch16_dinov3"}
-"""LayerNorm's eps, which no argument sets, -> an architecture of the EVA family with it."""
-ROTARY_DEFAULTS: dict[str, Any] = {
+"""Width -> heads, which is in no tensor, of architectures that the table does not name."""
+ROTARY: dict[str, Any] = {
     "rope_type": "cat",
     "rope_temperature": 1e4,
     "rope_grid_indexing": "ij",
@@ -48,24 +22,60 @@ ROTARY_DEFAULTS: dict[str, Any] = {
     "rope_rotate_half": False,
     "ref_feat_shape": None,
 }
-"""timm's arguments of rotary positions."""
-ROTARY: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
-    (
-        re.compile("_dinov3|_lingbot"),
-        {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True},
-    ),
-    (re.compile("^eva02_(?!enormous)|_rope_reg._gap_"), {"ref_feat_shape": (16, 16)}),
-    (re.compile("_rope_(ape_)?224"), {"rope_temperature": 100.0, "rope_grid_indexing": "xy"}),
-    (re.compile("^vit_pe_core_(tiny|small|large)_"), {"ref_feat_shape": (24, 24), **_PE}),
-    (re.compile("^vit_pe_core_base_"), {"ref_feat_shape": (14, 14), **_PE}),
-    (re.compile("^vit_pe_.*_gigantic_"), {"ref_feat_shape": (32, 32), "rope_grid_indexing": "xy"}),
-    (re.compile("^vit_pe_(lang|spatial)_"), {"ref_feat_shape": (32, 32), **_PE}),
+"""timm's arguments of rotary positions, and their defaults."""
+_DINOV3 = {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True}
+_PE = {"rope_grid_indexing": "xy", "rope_grid_offset": 1.0, "ref_feat_shape": (32, 32)}
+ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("^vit_giant_.*_(dinov2|tipsv2|lingbot|radio)", {"num_heads": 24}),
+    ("^vit_huge_plus_patch16_dinov3", {"num_heads": 20}),
+    ("^vit_7b_patch16_dinov3", {"num_heads": 32}),
+    ("^vit_base_patch16_gap_224", {"num_heads": 16}),
+    ("^test_vit2?$", {"num_heads": 2}),
+    ("^test_vit3", {"num_heads": 3}),
+    ("^vit_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_", {"act_layer": "gelu_tanh"}),
+    ("^vit_large_patch16_siglip_(gap_)?512", {"act_layer": "gelu_tanh"}),
+    ("_quickgelu_", {"act_layer": "quick_gelu"}),
+    ("^vit_.*_clip_|_dinov3|_lingbot|^vit_pe_|^beit3", {"eps": 1e-5}),
+    ("_radio_|_intern300m_|^vit_pe_(lang|spatial)_", {"final_norm": False}),
+    ("_dinov3|_lingbot", {"use_rot_pos_emb": True, **_DINOV3}),
+    ("^eva02_(?!enormous)|_rope_reg._gap_", {"use_rot_pos_emb": True, "ref_feat_shape": (16, 16)}),
+    ("_rope_(ape_)?224", {"use_rot_pos_emb": True, "rope_temperature": 100.0, "rope_grid_indexing": "xy"}),
+    ("^vit_pe_", {"use_rot_pos_emb": True, **_PE, "attn_pool_num_heads": 8}),
+    ("^vit_pe_core_(tiny|small|large)_", {"ref_feat_shape": (24, 24)}),
+    ("^vit_pe_core_base_", {"ref_feat_shape": (14, 14)}),
+    ("^vit_pe_.*_gigantic_", {"rope_grid_offset": 0.0}),
 )
-"""Architectures with rotary positions, and their other values of these. The first that matches counts."""
-
-SUPPORTED = "Supported are plain ViTs, those on a BiT stem, and BiT's ResNets; docs/checkpoints.md lists them."
+"""Pattern of an architecture -> timm's arguments of its models; of several rows that match, a later one counts more.
+`eps` is LayerNorm's, which no argument sets: 1e-6 where no row has it."""
+ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+"""timm's `act_layer` -> our `gelu`."""
+SIGLIP = {
+    (768, 32): "base_patch32",
+    (1024, 16): "large_patch16",
+    (1152, 16): "so400m_patch16",
+    (1536, 16): "giantopt_patch16",
+}
+"""Width and patch size -> the middle of an architecture, to recognize a bare file without a class token."""
+WRITTEN = {
+    "vit": ("vit_base_patch16_224", "vit_base_patch16_clip_224"),
+    "distilled": ("deit_base_distilled_patch16_224",),
+    "eva": ("eva02_base_patch14_224", "vit_small_patch16_dinov3"),
+}
+"""Architectures that are written, with arguments for all that differs but `eps`."""
 FAMILIES = ("vit", "deit", "deit3", "flexivit", "eva", "eva02", "beit3", "resnetv2", "test")
 """First words of the architectures that may load."""
+SUPPORTED = "Supported are plain ViTs, those on a BiT stem, and BiT's ResNets; docs/checkpoints.md lists them."
+
+
+def named_args(*architectures: str) -> dict[str, Any]:
+    """The arguments of models with these names."""
+    rows = (args for pattern, args in ARCHITECTURES if any(re.search(pattern, name) for name in architectures))
+    return {name: value for args in rows for name, value in args.items()}
+
+
+def written_eps(kind: str) -> dict[float, str]:
+    """LayerNorm's eps -> the architecture of this kind that is written for it."""
+    return {named_args(name).get("eps", 1e-6): name for name in WRITTEN[kind]}
 
 
 def check_architecture(architecture: str) -> None:
@@ -77,23 +87,20 @@ def check_architecture(architecture: str) -> None:
         raise UserError(f"{family} is a family of other models.")
 
 
-def rotary_of(architecture: str, args: Mapping[str, Any]) -> tuple[Rotary | None, str | None]:
-    """The rotary positions of a model, and whether the pairs of its `rows` or of its `columns` come first where a
-    pair's two numbers are neighbors; None where they are half a head apart, as here."""
-    named = next((values for pattern, values in ROTARY if pattern.search(architecture)), None)
-    if not args.get("use_rot_pos_emb", named is not None):
+def rotary_of(args: Mapping[str, Any]) -> tuple[Rotary | None, str | None]:
+    """The rotary positions of a model with these arguments, and whether the pairs of its `rows` or of its `columns`
+    come first where a pair's two numbers are neighbors; None where they are half a head apart, as here."""
+    if not args.get("use_rot_pos_emb"):
         return None, None
-    values = ROTARY_DEFAULTS | (named or {}) | {name: args[name] for name in ROTARY_DEFAULTS if name in args}
-    reference = values["ref_feat_shape"]
+    values = {name: args.get(name, default) for name, default in ROTARY.items()}
     rotary = Rotary(
         base=float(values["rope_temperature"]),
         coordinates="centered" if values["rope_type"] == "dinov3" else "index",
-        reference=None if reference is None else (reference[0], reference[1]),
+        reference=values["ref_feat_shape"] and tuple(values["ref_feat_shape"]),
         offset=float(values["rope_grid_offset"]),
     )
-    if values["rope_rotate_half"]:
-        return rotary, None
-    return rotary, "rows" if values["rope_grid_indexing"] == "ij" else "columns"
+    order = "rows" if values["rope_grid_indexing"] == "ij" else "columns"
+    return rotary, None if values["rope_rotate_half"] else order
 
 
 def rotary_args(rotary: Rotary | None) -> dict[str, Any]:
@@ -109,56 +116,3 @@ def rotary_args(rotary: Rotary | None) -> dict[str, Any]:
         "rope_rotate_half": True,
         "ref_feat_shape": rotary.reference and list(rotary.reference),
     }
-
-
-def check_bare(where: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raises UserError for a bare file with tensors that only other families have, or models with RoPE."""
-    if family := family_of_tensors(tensors.keys()):
-        raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
-    for name in tensors:
-        if re.search(r"\.attn\.(q_bias|q_proj\.|norm\.)|\.mlp\.norm\.|\.gamma_1$", name):
-            raise UserError(
-                f"{where} has {name}, as models of the EVA family. Their rotary positions are in no tensor: give the "
-                f"folder, with the architecture in config.json."
-            )
-
-
-def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the EVA family by the names of timm's other ViTs: LayerScale; queries, keys and values, and the
-    two halves of SwiGLU's first layer, which may be stored one by one."""
-    renamed = {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name): tensor for name, tensor in tensors.items()}
-    for name in [name for name in renamed if ".mlp.fc1_g." in name]:
-        halves = [renamed.pop(name), renamed.pop(name.replace("fc1_g", "fc1_x"))]
-        renamed[name.replace("fc1_g", "fc1")] = torch.cat(halves)
-    for name in [name for name in renamed if name.endswith(".attn.q_proj.weight")]:
-        prefix = name.removesuffix("q_proj.weight")
-        renamed[f"{prefix}qkv.weight"] = torch.cat([renamed.pop(f"{prefix}{part}_proj.weight") for part in "qkv"])
-        for part in "qv":  # keys have no bias, see `_complete`
-            bias = renamed.pop(f"{prefix}{part}_proj.bias", None)
-            renamed |= {} if bias is None else {f"{prefix}{part}_bias": bias}
-    return renamed
-
-
-def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """The inverse of `rename_eva`: with a norm in the MLP, timm keeps the halves of SwiGLU's first layer apart."""
-    renamed = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name): tensor for name, tensor in tensors.items()}
-    if config.swiglu and config.mlp_norm:
-        for name in [name for name in renamed if ".mlp.fc1." in name]:
-            halves = [half.clone() for half in renamed.pop(name).chunk(2)]
-            renamed |= {name.replace("fc1", part): half for part, half in zip(("fc1_g", "fc1_x"), halves, strict=True)}
-    return renamed
-
-
-def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> None:
-    """Permutes the rows of queries and keys, in place, from rotated pairs of neighbors to pairs half a head apart.
-
-    `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are.
-    """
-    if order is None:
-        return
-    pairs = torch.arange(config.width // config.heads // 2)
-    pairs = pairs if order == "rows" else pairs.roll(len(pairs) // 2)
-    permutation = torch.cat([2 * pairs, 2 * pairs + 1])
-    for name in [name for name in tensors if re.search(r"\.attn\.qkv\.(weight|bias)$", name)]:
-        parts = tensors[name].unflatten(0, (3, config.heads, -1))
-        tensors[name] = torch.cat([parts[:2, :, permutation], parts[2:]]).flatten(0, 2)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import multi_label_settings, processed_size
 from vitlab.weights.layout import check_supported
-from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, EVA, rotary_args
+from vitlab.weights.timm_architectures import ACTIVATIONS, rotary_args, written_eps
 from vitlab.weights.timm_config import GROUP_NORM_EPS
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,22 @@ RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
     (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
 }
 """Units of a ResNet -> an architecture with them, and its width factor."""
+EQUAL = {
+    "patch_size": "patch_size",
+    "embed_dim": "width",
+    "depth": "depth",
+    "num_heads": "heads",
+    "dynamic_img_size": "dynamic_image_size",
+}
+"""timm's arguments -> our settings of the same values."""
+EQUAL_IN_EVA = {
+    "scale_attn_inner": "attention_norm",
+    "scale_mlp": "mlp_norm",
+    "swiglu_mlp": "swiglu",
+    "init_values": "layer_scale",
+    "num_reg_tokens": "registers",
+    "use_pre_transformer_norm": "pre_norm",
+}
 
 
 def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,12 +45,10 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
     # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
     prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
     height, width = processed_size(prepared, config)
-    architecture, args = (
-        _eva_args(config) if is_eva(config) else _vit_args(config) if vit else _resnet_args(config.body)
-    )
+    architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
     if vit:
         args["img_size"] = [height, width]
-    heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
+    heads: Any = ["head", "head_dist"] if vit and config.variant.distilled else "head" if vit else "head.fc"
     resize, side = prepared.resize, min(height, width)
     if resize and height != width:
         text = "timm resizes for %d x %d pixels otherwise than %s: the same at most for images of that aspect ratio"
@@ -71,65 +86,49 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
 
 def is_eva(config: ModelConfig) -> TypeGuard[ViTConfig]:
     """Whether timm's arguments make this model from the EVA family alone."""
-    return isinstance(config, ViTConfig) and any(
-        (config.rotary, config.swiglu, config.attention_norm, config.mlp_norm, config.map_heads)
-    )
+    names = ("rotary", "swiglu", "attention_norm", "mlp_norm", "map_heads")
+    return isinstance(config, ViTConfig) and any(getattr(config.variant, name) for name in names)
 
 
-def _common_args(config: ViTConfig) -> dict[str, Any]:
-    """The arguments that timm's two families of ViTs share."""
-    ratio = config.mlp_dim / config.width  # timm rounds the product down
-    exact = int(config.width * ratio) == config.mlp_dim
-    return {
-        "patch_size": config.patch_size,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "mlp_ratio": ratio if exact else (config.mlp_dim + 0.5) / config.width,
-        "class_token": config.has_class_token,
-        "no_embed_class": not config.class_position,
-        "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
-        "dynamic_img_size": config.dynamic_image_size,
-        **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
-    }
+def _architecture_kind(config: ViTConfig) -> str:
+    return "eva" if is_eva(config) else "distilled" if config.variant.distilled else "vit"
 
 
 def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """The name of an architecture and every argument that makes it this ViT."""
-    args = _common_args(config) | {
-        "fc_norm": config.final_norm == "mean",
-        "final_norm": config.final_norm != "none",
-        "pre_norm": config.pre_norm,
-        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
+    variant, settings, kind = config.variant, all_settings(config), _architecture_kind(config)
+    ratio = config.mlp_dim / config.width  # timm rounds the product down
+    names = EQUAL | (EQUAL_IN_EVA if kind == "eva" else {})
+    args = {theirs: settings[ours] for theirs, ours in names.items()} | {
+        "mlp_ratio": ratio if int(config.width * ratio) == config.mlp_dim else (config.mlp_dim + 0.5) / config.width,
+        "class_token": config.has_class_token,
+        "no_embed_class": not variant.class_position,
+        "global_pool": "avg" if config.pool == "gap" else config.pool,
+        **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
     }
-    if config.position == "none":
-        args["pos_embed"] = "none"
-    if config.registers:
-        args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
-    if config.layer_scale is not None:
-        args["init_values"] = config.layer_scale
-    plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
-    return "deit_base_distilled_patch16_224" if config.distilled else plain, args
-
-
-def _eva_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """The same in the EVA family."""
-    return EVA[config.layer_norm_eps], _common_args(config) | {
-        "attn_type": "rope",  # the one with biases of keys
-        "qkv_bias": True,
-        "qkv_fused": True,
-        "scale_attn_inner": config.attention_norm,
-        "scale_mlp": config.mlp_norm,
-        "swiglu_mlp": config.swiglu,
-        "init_values": config.layer_scale,
-        "num_reg_tokens": config.registers,
-        "use_abs_pos_emb": config.position != "none",
-        "use_pre_transformer_norm": config.pre_norm,
-        "use_post_transformer_norm": config.final_norm == "tokens",
-        "use_fc_norm": config.final_norm == "mean",
-        **({"attn_pool_num_heads": config.map_heads or config.heads} if config.pool == "map" else {}),
-        **rotary_args(config.rotary),
-    }
+    if kind == "eva":
+        args |= {
+            "attn_type": "rope",  # the one with biases of keys
+            "qkv_bias": True,
+            "qkv_fused": True,
+            "use_abs_pos_emb": config.position != "none",
+            "use_post_transformer_norm": variant.final_norm == "tokens",
+            "use_fc_norm": variant.final_norm == "mean",
+            **({"attn_pool_num_heads": variant.map_heads or config.heads} if config.pool == "map" else {}),
+            **rotary_args(variant.rotary),
+        }
+    else:
+        with_registers = {"reg_tokens": variant.registers, "pool_include_prefix": config.pool == "map"}
+        args |= {
+            "fc_norm": variant.final_norm == "mean",
+            "final_norm": variant.final_norm != "none",
+            "pre_norm": variant.pre_norm,
+            "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.gelu),
+            **({"pos_embed": "none"} if config.position == "none" else {}),
+            **(with_registers if variant.registers else {}),
+            **({} if variant.layer_scale is None else {"init_values": variant.layer_scale}),
+        }
+    return written_eps(kind)[variant.layer_norm_eps], args
 
 
 def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
@@ -149,17 +148,17 @@ def check_representable(config: ModelConfig) -> None:
         }
         check_supported("timm", config.body, supported, ("weight_eps",), "body.")
         return
-    eva = is_eva(config)
+    variant, kind = config.variant, _architecture_kind(config)
     # The EVA family's GELU is exact. timm's attention pooling has neither SwiGLU nor a norm in its MLP.
     supported = {
         "position": ("none", "1d", "2d", "sincos2d"),
         "position_at": ("stem",) if config.position != "none" else (config.position_at,),
-        "pool": ("token", "gap") if config.swiglu or config.mlp_norm else ("token", "gap", "map"),
-        "layer_norm_eps": (1e-6,) if config.distilled else tuple(EVA),
-        "registers": (0,) if config.distilled else (config.registers,),
+        "pool": ("token", "gap") if variant.swiglu or variant.mlp_norm else ("token", "gap", "map"),
+        "layer_norm_eps": tuple(written_eps(kind)),
+        "registers": (0,) if variant.distilled else (variant.registers,),
         "final_norm": ("tokens", "mean", "none"),
-        "gelu": ("erf",) if eva and not config.swiglu else ("tanh", "erf", "quick"),
-        "distilled": (False,) if eva else (True, False),
+        "gelu": ("erf",) if kind == "eva" and not variant.swiglu else ("tanh", "erf", "quick"),
+        "distilled": (False,) if kind == "eva" else (True, False),
     }
     free = ("pre_norm", "layer_scale", "class_position", "in_chans", "rotary", "swiglu", "attention_norm", "mlp_norm")
     check_supported("timm", config, supported, (*free, "map_heads"))

@@ -12,24 +12,13 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
 from vitlab.weights.folder import multi_label_metadata, read_settings
 from vitlab.weights.json_fields import NAMES, TIMM
 from vitlab.weights.layout import count_units, num_rows, require_shape
-from vitlab.weights.timm_architectures import (
-    ACTIVATIONS,
-    EPS_5,
-    HEADS,
-    NO_NORM,
-    OTHER_HEADS,
-    ROTARY_DEFAULTS,
-    SUPPORTED,
-    TANH,
-    TANH_SHAPES,
-    rotary_of,
-)
+from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +29,16 @@ WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """timm's default mean and std."""
 
-COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
+_COMMON_ARGS = "drop_rate drop_path_rate global_pool in_chans num_classes "
 _VIT_ARGS = (
     "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
     "init_values mlp_ratio no_embed_class norm_layer num_heads patch_drop_rate patch_size pool_include_prefix "
-    "pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm qkv_bias reg_tokens strict_img_size weight_init"
-)
-_EVA_ARGS = (
+    "pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm qkv_bias reg_tokens strict_img_size weight_init "
     "attn_pool_mlp_ratio attn_pool_num_heads attn_type num_reg_tokens qkv_fused scale_attn_inner scale_mlp swiglu_mlp "
     "use_abs_pos_emb use_fc_norm use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb"
 )
-VIT_ARGS = COMMON_ARGS | set(_VIT_ARGS.split()) | set(_EVA_ARGS.split()) | ROTARY_DEFAULTS.keys()
-RESNET_ARGS = COMMON_ARGS | {"channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
+VIT_ARGS = {*(_COMMON_ARGS + _VIT_ARGS).split(), *ROTARY}
+RESNET_ARGS = {*(_COMMON_ARGS + "channels layers stem_chs width_factor zero_init_last").split()}
 """The `model_args` that are read, that the tensors show, or that affect training alone. Any other may change what is
 computed, and is refused."""
 
@@ -164,60 +151,88 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
-    hybrid = any(name.startswith(BACKBONE) for name in tensors)
-    stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
-    size, class_position = _infer_size(tensors, settings, patch * (stem.stride if stem else 1), registers)
-    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    rotary, _ = rotary_of(settings.architecture, settings.args)
-    in_chans = 3 if stem else channels
-    for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch), ("in_chans", in_chans)):
-        if settings.args.get(name, value) not in (value, [value, value]):
-            raise UserError(f"config.json says {name}={settings.args[name]} and the tensors are for {value}.")
-    swiglu, named_pe = hidden == 2 * mlp_dim, settings.architecture.startswith("vit_pe_")
-    named = next((count for pattern, count in OTHER_HEADS if pattern.search(settings.architecture)), None)
-    if not settings.architecture and swiglu and width == 1536:
-        named = 24  # DINOv2's giant
-    heads = settings.args.get("num_heads") or named or HEADS.get(width)
+    stem = _infer_body(tensors, "v1", BACKBONE) if any(name.startswith(BACKBONE) for name in tensors) else None
+    names = (settings.architecture,) if settings.architecture else _resembled(tensors, width, patch, hidden // mlp_dim)
+    args = {**named_args(*names), **settings.args}
+    size, class_position = _infer_size(tensors, settings, args, patch * (stem.stride if stem else 1), registers)
+    sizes = {
+        "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
+        "embed_dim": width,
+        "patch_size": patch,
+        "in_chans": 3 if stem else channels,
+    }
+    for name, value in sizes.items():
+        if args.get(name, value) not in (value, [value, value]):
+            raise UserError(f"config.json says {name}={args[name]} and the tensors are for {value}.")
+    heads, pool = _infer_heads(width, args), _infer_pool(tensors, settings.pool, args)
+    return ViTConfig(
+        image_size=size[0] if size[0] == size[1] else size,
+        dynamic_image_size=bool(args.get("dynamic_img_size")),
+        in_chans=sizes["in_chans"],
+        patch_size=patch,
+        width=width,
+        depth=sizes["depth"],
+        heads=heads,
+        mlp_dim=mlp_dim,
+        num_classes=num_rows(tensors, "head.weight"),
+        pool=pool,
+        representation_size=num_rows(tensors, "pre_logits.weight") or None,
+        position="1d" if "pos_embed" in tensors else "none",
+        stem=stem,
+        variant=Variant(
+            gelu=_infer_gelu(args),
+            swiglu=hidden == 2 * mlp_dim,
+            layer_norm_eps=settings.eps or args.get("eps", 1e-6),
+            attention_norm="blocks.0.attn.norm.weight" in tensors,
+            mlp_norm="blocks.0.mlp.norm.weight" in tensors,
+            pre_norm="norm_pre.weight" in tensors,
+            final_norm=_infer_final_norm(args, has_mean_norm=pool == "gap" and "fc_norm.weight" in tensors),
+            layer_scale=args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
+            registers=registers + (pool != "token" and "cls_token" in tensors),
+            distilled="dist_token" in tensors,
+            class_position=class_position,
+            rotary=rotary_of(args)[0],
+            position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
+            map_heads=args.get("attn_pool_num_heads") if pool == "map" else None,
+        ),
+    )
+
+
+def _resembled(tensors: Mapping[str, Tensor], width: int, patch: int, gates: int) -> list[str]:
+    """Architectures of which a bare file may be, by what the table says of them."""
+    names = ["vit_base_patch16_clip_224"] if "norm_pre.weight" in tensors else []
+    if gates == 2 and width == 1536:
+        names.append("vit_giant_patch14_dinov2")
+    if "cls_token" not in tensors and (width, patch) in SIGLIP:
+        rows = tensors["pos_embed"].shape[1:2] if "pos_embed" in tensors else ()
+        names.append(f"vit_{SIGLIP[width, patch]}_siglip_{512 if rows == (32**2,) else 256}")
+    return names
+
+
+def _infer_heads(width: int, args: Mapping[str, Any]) -> int:
+    heads = args.get("num_heads") or HEADS.get(width)
     if heads is None:
         raise UserError(
             f"the tokens have width {width}, and no tensor gives the number of attention heads. Give it as "
             f"`--assume.heads` of convert or assume={{'heads': ...}} of load_model, or as num_heads in the model_args "
             f"of a config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
-    pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
-    eva_norms = [settings.args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")]
-    no_norm = NO_NORM.search(settings.architecture) or eva_norms == [False, False]
-    no_norm = not settings.args.get("final_norm", not no_norm)
-    return ViTConfig(
-        image_size=size[0] if size[0] == size[1] else size,
-        dynamic_image_size=bool(settings.args.get("dynamic_img_size")),
-        in_chans=in_chans,
-        patch_size=patch,
-        width=width,
-        depth=depth,
-        heads=heads,
-        mlp_dim=mlp_dim,
-        num_classes=num_rows(tensors, "head.weight"),
-        pool=pool,
-        map_heads=settings.args.get("attn_pool_num_heads", 8 if named_pe else None) if pool == "map" else None,
-        final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
-        pre_norm=pre_norm,
-        attention_norm="blocks.0.attn.norm.weight" in tensors,
-        mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-        layer_norm_eps=settings.eps
-        or (1e-5 if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture) else 1e-6),
-        representation_size=num_rows(tensors, "pre_logits.weight") or None,
-        position="1d" if "pos_embed" in tensors else "none",
-        rotary=rotary,
-        position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
-        swiglu=swiglu,
-        gelu=_infer_gelu(tensors, settings, width, patch),
-        stem=stem,
-        layer_scale=settings.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
-        registers=registers + (pool != "token" and "cls_token" in tensors),
-        class_position=class_position,
-        distilled="dist_token" in tensors,
-    )
+    return heads
+
+
+def _infer_gelu(args: Mapping[str, Any]) -> Literal["tanh", "erf", "quick"]:
+    act, norm = args.get("act_layer", "gelu"), args.get("norm_layer", "layernorm")
+    if act not in ACTIVATIONS or norm != "layernorm":
+        allowed = ", ".join(map(repr, ACTIVATIONS))
+        raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: {allowed}, and 'layernorm'.")
+    return ACTIVATIONS[act]
+
+
+def _infer_final_norm(args: Mapping[str, Any], has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
+    eva_has_none = [args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")] == [False, False]
+    if not args.get("final_norm", not eva_has_none):
+        return "none"
+    return "mean" if has_mean_norm else "tokens"
 
 
 def _infer_resnet(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ResNetConfig:
@@ -243,15 +258,15 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
 
 
 def _infer_size(
-    tensors: Mapping[str, Tensor], settings: TimmConfig, stride: int, registers: int
+    tensors: Mapping[str, Tensor], settings: TimmConfig, args: Mapping[str, Any], stride: int, registers: int
 ) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     image_hw = settings.image_hw
     if image_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
         image_hw = (image_hw[0] // stride * stride, image_hw[1] // stride * stride)  # patches leave out the rest
     if "pos_embed" not in tensors:
-        none = settings.args.get("pos_embed") in ("", "none") or settings.args.get("use_abs_pos_emb") is False
-        if image_hw is None or not (none or rotary_of(settings.architecture, settings.args)[0]):
+        none = args.get("pos_embed") in ("", "none") or args.get("use_abs_pos_emb") is False
+        if image_hw is None or not (none or args.get("use_rot_pos_emb")):
             raise UserError(
                 "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
                 "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
@@ -278,42 +293,23 @@ def _infer_size(
     return (side, side), squares[0] > 0 or not prefix
 
 
-def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal["token", "gap", "map"]:
-    has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
-    has_class_norm = has_class and "fc_norm.weight" not in tensors  # MAE's fine-tuned models have the mean's
-    inferred = "map" if has_map else "token" if has_class_norm else "avg"
-    pool = inferred if settings.pool is None else settings.pool
-    over_all = bool(settings.args.get("pool_include_prefix"))
+def _infer_pool(
+    tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]
+) -> Literal["token", "gap", "map"]:
+    has_class = "cls_token" in tensors
+    has_prefix, over_all = has_class or "reg_token" in tensors, bool(args.get("pool_include_prefix"))
+    if pool is None:  # fine-tuned models of MAE have the mean's norm
+        is_token = has_class and "fc_norm.weight" not in tensors
+        pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
     # timm's mean and attention may include the tokens in front; here only the attention does.
     if pool == "token" and has_class:
         return "token"
-    if pool == "avg" and not ((has_class or "reg_token" in tensors) and over_all):
+    if pool == "avg" and not (has_prefix and over_all):
         return "gap"
-    over_all = over_all or settings.architecture.startswith("vit_pe_") or "use_rot_pos_emb" in settings.args
-    if pool == "map" and (over_all or not (has_class or "reg_token" in tensors)):
+    over_all = over_all or "use_rot_pos_emb" in args  # the EVA family's
+    if pool == "map" and (over_all or not has_prefix):
         return "map"
     raise UserError(
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
         f"allowed: 'token' with a class token, 'avg' over the patches alone, and 'map' over all tokens."
     )
-
-
-def _infer_gelu(
-    tensors: Mapping[str, Tensor], settings: TimmConfig, width: int, patch: int
-) -> Literal["tanh", "erf", "quick"]:
-    act, norm = settings.args.get("act_layer"), settings.args.get("norm_layer")
-    if act not in (None, *ACTIVATIONS) or norm not in (None, "layernorm"):
-        allowed = ", ".join(map(repr, ACTIVATIONS))
-        raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: {allowed}, and 'layernorm'.")
-    if act is not None:
-        return ACTIVATIONS[act]
-    if "_quickgelu_" in settings.architecture:
-        return "quick"
-    match = TANH.match(settings.architecture)
-    is_tanh = match is not None and (match[1] != "large_patch16" or match[3] == "512")
-    if not settings.architecture and "cls_token" not in tensors:
-        large_512 = (
-            (width, patch) == (1024, 16) and num_rows(tensors, "pos_embed") and tensors["pos_embed"].shape[1] == 32**2
-        )
-        is_tanh = (width, patch) in TANH_SHAPES or large_512
-    return "tanh" if is_tanh else "erf"
