@@ -114,6 +114,11 @@ def test_the_center_is_that_of_the_whole_image(shape: tuple[int, int]) -> None:
     assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([image]), expected)
 
 
+def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
+    gray = torch.from_numpy(golden["value_range/in"].astype(np.float32)).permute(2, 0, 1)[None]
+    np.testing.assert_array_equal(to_range(gray)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
+
+
 # ------------------------------------------------------------------------------------------------ training
 
 
