@@ -50,21 +50,13 @@ def made(n: int, D: int, K: int, seed: int = 0, apart: float = 1.0) -> tuple[np.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_accuracies_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
-    x, y, test_x, test_y = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
-    classes = int(y.max()) + 1
-    right = Ridge(x, y, classes).correct(test_x, test_y, golden["l2_regs"].tolist())
-    assert right.mean(axis=1).tolist() == golden[f"{case}/acc_f64"].tolist()
-    meta = json.loads(str(golden["meta"]))[case]
-    assert (abs(right.mean(axis=1) - golden[f"{case}/acc"]) <= meta["tol_acc"]).all()
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
-    x, y, test_x = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test"))
-    ridge = Ridge(x, y, int(y.max()) + 1)
+    x, y, test_x, test_y = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
+    ridge, meta = Ridge(x, y, int(y.max()) + 1), json.loads(str(golden["meta"]))[case]
+    right = ridge.correct(test_x, test_y, golden["l2_regs"].tolist())
+    assert right.mean(axis=1).tolist() == golden[f"{case}/acc_f64"].tolist()
+    assert (abs(right.mean(axis=1) - golden[f"{case}/acc"]) <= meta["tol_acc"]).all()
     scores = ridge.scores(test_x, 1024.0)
-    meta = json.loads(str(golden["meta"]))[case]
     for name, tolerance in (("scores_f64_l2_1024", 1e-12), ("scores_l2_1024", meta["tol_scores_nerr_l2_1024"])):
         expected = golden[f"{case}/{name}"].astype(np.float64)
         assert abs(scores - expected).max() / np.sqrt((expected**2).mean()) <= tolerance
@@ -247,3 +239,15 @@ def test_small_and_broken_folder(workdir: Path, tmp_path: Path) -> None:
     report = fewshot_checkpoint(workdir, [name], protocol, options=skip)
     assert [(row["short_classes"], row["skipped"]) for row in report["rows"]] == [(0, 1), (2, 1)]
     assert "2 classes have fewer images than shots; 1 images could not be read" in format_fewshot(report)
+
+
+def test_protocols() -> None:
+    assert (FewShotProtocol().l2_grid, FewShotProtocol().sample_seeds) == ((1024.0,), (0, 1, 2))
+    assert FewShotProtocol(l2=(1.0, 2.0), seeds=1).l2_grid == (1.0, 2.0)
+    original = FewShotProtocol(original=True)
+    assert (original.l2_grid[0], original.l2_grid[-1], len(original.l2_grid)) == (2.0**-10, 2.0**19, 30)
+    assert original.sample_seeds == (None,)
+    settings: dict[str, Any]
+    for settings in ({"shots": ()}, {"shots": (0, 5)}, {"l2": ()}, {"l2": (np.nan,)}, {"original": True, "seeds": 2}):
+        with pytest.raises(UserError, match=next(reversed(settings))):
+            FewShotProtocol(**settings)
