@@ -13,12 +13,20 @@ from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
-from vitlab.evaluation.masked import MaskedEvaluation, evaluate_masked
+from vitlab.evaluation.masked import MaskedEvaluation, evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.train.distributed import init_distributed
 from vitlab.train.masking import MaskedViT
 
 SKIP = LoaderOptions(2, on_error="skip")
+
+
+def test_a_loss_that_is_not_finite_as_text() -> None:
+    """In the result of a finished run it is null."""
+    record = MaskedEvaluation(1234, 5678, float("nan"), 0.5, None, None, 2).record()
+    texts = {format_masked(record | {"loss": loss}) for loss in (float("nan"), None)}
+    assert len(texts) == 1
+    assert "nan" in texts.pop()
 
 
 def test_entropy_is_the_loss_of_the_best_constant_prediction() -> None:

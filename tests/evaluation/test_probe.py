@@ -129,6 +129,8 @@ def test_data_that_no_probe_is_fitted_to() -> None:
     for l2 in ([], [math.nan], [1.0, -1.0]):
         with pytest.raises(UserError, match="positive"):
             linear_probe(train, train, l2=l2)
+    with pytest.raises(UserError, match="ks is for knn"):
+        probe_checkpoint("missing", "digits", "knn", options=CPU, l2=[1.0])
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ KINDS: dict[str, ModelConfig] = {
     "axial v2": resnet(ODD, mixing="axial", **BIT),
 }
 TRACED = {"relative, registers"}
-"""Those that are compiled at every run of the tests, besides the ResNets of test_resnet.py; the rest only with `slow`."""
+"""Those that are compiled at every run of the tests, besides the ResNets of test_resnet.py; the rest with `slow`."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
