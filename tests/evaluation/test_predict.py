@@ -131,29 +131,6 @@ def test_broken_image_gives_its_error(workdir: Path, images: list[str], tmp_path
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_images_in_memory_are_converted_as_files(workdir: Path, tmp_path: Path) -> None:
-    """With the orientation of EXIF, transparency over white, and more than 8 bits scaled; arrays of any strides."""
-    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 4)).astype(np.uint8)
-    exif = Image.Exif()
-    exif[274] = 6
-    saved = {
-        "rotated.png": (Image.fromarray(pixels[..., :3]), {"exif": exif}),
-        "transparent.png": (Image.fromarray(pixels), {}),
-        "deep.png": (Image.fromarray(pixels[..., 0].astype(np.uint16) * 257), {}),
-    }
-    for name, (image, options) in saved.items():
-        image.save(tmp_path / name, **options)
-        with Image.open(tmp_path / name) as opened:
-            (of_file,), (of_image,) = predictions(workdir, str(tmp_path / name)), predict(workdir, [opened], CPU)
-        assert of_image.top == of_file.top
-    mirrored = pixels[:, ::-1, :3]
-    turned, copied = predict(workdir, [mirrored, mirrored.copy()], CPU)
-    assert dict(turned.top) == pytest.approx(dict(copied.top))
-    with pytest.raises(UserError, match=r"image 1 is uint8 \[0, 8, 3\]; give"):
-        next(predict(workdir, [mirrored, np.zeros((0, 8, 3), np.uint8)], CPU))
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_saturated_probabilities_are_ranked_by_their_logits(workdir: Path, images: list[str], tmp_path: Path) -> None:
     model = load_model(workdir)
     assert model.head is not None

@@ -23,7 +23,6 @@ from peers import (
     save_timm,
     shrink_convolutions,
 )
-from safetensors.torch import save_file
 from states import same
 from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
@@ -214,26 +213,6 @@ def test_a_bare_file_has_the_usual_heads_and_normalization(tmp_path: Path, width
     changes = {"norm.bias": ..., "extra.weight": torch.zeros(2), "cls_token": torch.zeros(1, 1, 7)}
     with pytest.raises(ValueError, match=r"1 missing: norm.bias; 1 unknown: extra.weight; .*\(1, 1, 7\)"):
         read_timm(bare(theirs, tmp_path / "vit.safetensors", **changes))
-
-
-@pytest.mark.parametrize("registers", [0, 4])
-def test_dinov2s_own_file_is_read_as_by_timm(tmp_path: Path, registers: int) -> None:
-    """With a mask token, a row for the class token beside registers, and ImageNet's normalization."""
-    sizes: dict[str, Any] = {"patch_size": 2, "img_size": 74, "embed_dim": 192}
-    args = {**sizes, "num_heads": 3, "depth": 1, "mlp_ratio": 1}
-    name = "vit_small_patch14_reg4_dinov2" if registers else "vit_small_patch14_dinov2"
-    state = create_timm(name, **args).state_dict()
-    state["mask_token"] = torch.randn(1, 192)
-    if registers:
-        state["register_tokens"] = state.pop("reg_token")
-        state["pos_embed"] = torch.randn(1, 1 + 37 * 37, 192)
-    save_file(state, tmp_path / "dinov2.safetensors")
-    overlay: Any = {"file": str(tmp_path / "dinov2.safetensors")}
-    theirs = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **args)
-    ours = loaded(*read_timm(tmp_path / "dinov2.safetensors"))
-    assert isinstance(ours.config, ViTConfig)
-    assert (ours.config.registers, ours.config.class_position) == (registers, True)
-    check_timm(ours, theirs.eval())
 
 
 @pytest.mark.parametrize(
