@@ -95,6 +95,7 @@ def test_a_part_of_imagenets_val(val: Path, image: Path) -> None:
     """20 of 60 classes; train/ or a list has the numbers of all."""
     for wnid in set(FEW) - set(FEW[1::3]):
         shutil.rmtree(val / "val" / wnid)
+    options: dict[str, Any]
     for options, message in (({}, "--partial"), ({"partial": True}, "add LOC_synset_mapping.txt")):
         with pytest.raises(UserError, match=message):
             load_dataset("imagenet", "test", root=val, **options)

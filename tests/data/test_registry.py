@@ -1,6 +1,5 @@
 """Data sets by name, splits cut from train, and the messages for names that are not there."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,3 @@ def test_a_source_is_checked_without_being_read(tmp_path: Path, monkeypatch: pyt
     ):
         with pytest.raises(ValueError, match=message):
             check_source(name, tmp_path)
-
-
-def test_the_table_is_complete() -> None:
-    for name, info in DATASETS.items():
-        assert info.source
-        assert info.license
-        assert (":" in name) == (info.num_classes is None) == (not info.reader)
-        module, _, function = info.reader.partition(":")
-        assert not info.reader or callable(getattr(importlib.import_module(f"vitlab.data.{module}"), function))
-        assert info.splits or name in ("folder:PATH", "csv:PATH", "shards:PATH", "hub:OWNER/NAME")

@@ -272,7 +272,7 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
     monkeypatch.setattr(Jpeg, "rows", watched)
     transform = TrainTransform(size, fast_decode=True)
     ours, theirs = (transform.augment(given, 0, 0, np.arange(30)).float() for given in (images, whole))
-    errors = ((ours - theirs) ** 2).mean((1, 2, 3))[np.array(shrinks) > 1]
+    errors = ((ours - theirs) ** 2).mean((1, 2, 3))[torch.tensor(shrinks) > 1]
     decibels = 10 * (255**2 / errors.clip(1e-10)).log10()
     assert len(decibels) > 5
     assert decibels.mean() > 50

@@ -318,7 +318,7 @@ def test_cards_of_folders(workdir: Path, tmp_path: Path, caplog: pytest.LogCaptu
     for i in range(36):
         put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
     own = f"folder:{tmp_path / 'mine'}"
-    cards = {"strict": {"on_error": "raise"}, "lenient": {"on_error": "skip"}}
+    cards: dict[str, dict[str, Any]] = {"strict": {"on_error": "raise"}, "lenient": {"on_error": "skip"}}
     cards["moved"] = {"dataset": "digits", "root": "/nowhere", "class_indices": [0, 1, 2]}
     for name, card in cards.items():
         card = {"dataset": own, "root": None, "classes": ["3", "4", "5"]} | card

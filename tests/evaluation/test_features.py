@@ -211,6 +211,7 @@ def test_splits_that_make_no_classifier(pixels: Dataset, tmp_path: Path) -> None
     for i in range(40):
         put(tmp_path / "ab"[i % 2] / f"{i}.png", i)
     name = f"folder:{tmp_path}"  # whose val is held out of train, if it is the test
+    options: Any
     for dataset, options, expected in (
         ("digit", {}, "unknown data set 'digit'"),
         ("digits", {"train_split": "trainval", "test_split": "val"}, "also in the training split"),

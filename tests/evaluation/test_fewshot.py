@@ -239,15 +239,3 @@ def test_small_and_broken_folder(workdir: Path, tmp_path: Path) -> None:
     report = fewshot_checkpoint(workdir, [name], protocol, options=skip)
     assert [(row["short_classes"], row["skipped"]) for row in report["rows"]] == [(0, 1), (2, 1)]
     assert "2 classes have fewer images than shots; 1 images could not be read" in format_fewshot(report)
-
-
-def test_protocols() -> None:
-    assert (FewShotProtocol().l2_grid, FewShotProtocol().sample_seeds) == ((1024.0,), (0, 1, 2))
-    assert FewShotProtocol(l2=(1.0, 2.0), seeds=1).l2_grid == (1.0, 2.0)
-    original = FewShotProtocol(original=True)
-    assert (original.l2_grid[0], original.l2_grid[-1], len(original.l2_grid)) == (2.0**-10, 2.0**19, 30)
-    assert original.sample_seeds == (None,)
-    settings: dict[str, Any]
-    for settings in ({"shots": ()}, {"shots": (0, 5)}, {"l2": ()}, {"l2": (np.nan,)}, {"original": True, "seeds": 2}):
-        with pytest.raises(UserError, match=next(reversed(settings))):
-            FewShotProtocol(**settings)

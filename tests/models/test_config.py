@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
-from vitlab.models.image_size import nearest_image_size
 from vitlab.models.resnet import Body, StdConv
 from vitlab.settings import from_dict, to_dict
 
@@ -69,11 +68,3 @@ def test_products_with_borders_are_those_that_meet_a_zero(version: Literal["v1",
     whole(torch.zeros(1, 3, *hw))
     config = ResNetConfig(image_size=hw, body=body)
     assert sum(zeros) == body.padding_macs(hw) == config.forward_macs - config.macs_without_padding > 0
-
-
-def test_nearest_image_size() -> None:
-    for size, patch, nearest in ((384, 14, 392), (384, 16, 384), (512, 14, 518), (5, 14, 14)):
-        assert nearest_image_size(size, patch) == nearest
-    stem = ResNetBody((3, 4, 9))
-    assert nearest_image_size(230, 1, stem) == 230  # any size has a feature map
-    assert nearest_image_size(230, 4, stem) == 256
