@@ -21,7 +21,6 @@ from vitlab.weights import save_model
 BAD_INPUT: list[tuple[str, list[str]]] = [
     ("", ["usage: vitlab COMMAND", "finetune Make a classifier of images"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
-    ("--jsn", ["--jsn stands before the command; give a command first, one of demo, pretrain"]),
     ("list", ["{models,checkpoints,datasets,recipes,studies,vtab}", "required"]),
     ("list modls", ["'modls'", "Expected one of ('models'"]),
     ("list models --root images", ["--root has no effect on a list of models", "`vitlab list vtab`"]),

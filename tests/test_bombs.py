@@ -5,6 +5,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import struct
@@ -22,7 +23,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from vitlab import weights
-from vitlab.data.decode import Entry, decode_image
+from vitlab.data.decode import Entry, ImageError, decode_image
 from vitlab.data.exclude import read_exclusion
 from vitlab.data.registry import load_dataset
 from vitlab.data.shard_index import File, read_index
@@ -123,73 +124,15 @@ def sparse(path: Path, size: int, start: bytes = b"") -> None:
         file.truncate(size)
 
 
-def with_settings(**settings: Any) -> Damage:
-    """Changes the model settings in a config.json."""
+def with_card(part: str, **settings: Any) -> Damage:
+    """Changes settings of the model, or the metadata, in a config.json."""
 
     def damage(folder: Path) -> None:
         card = json.loads((folder / "config.json").read_text())
-        card["model"] |= settings
+        card[part] |= settings
         (folder / "config.json").write_text(json.dumps(card))
 
     return damage
-
-
-def with_extra(**metadata: Any) -> Damage:
-    """Changes the metadata in a config.json."""
-
-    def damage(folder: Path) -> None:
-        card = json.loads((folder / "config.json").read_text())
-        card["extra"] |= metadata
-        (folder / "config.json").write_text(json.dumps(card))
-
-    return damage
-
-
-CHECKPOINTS: dict[str, tuple[Damage, str]] = {
-    "depth": (with_settings(depth=10**9), "depth is 1000000000; allowed"),
-    "width of another model": (with_settings(width=2**16), "of another model"),
-    "classes": (with_settings(num_classes=HUGE), "more than 2**40 parameters"),
-    "kind": (with_settings(kind=[]), "kind is []"),
-    "deep card": (lambda folder: (folder / "config.json").write_text(DEEP), "not valid JSON"),
-    "long card": (lambda folder: sparse(folder / "config.json", 3 * 2**30), "at most 16,777,216"),
-    "long weights": (lambda folder: sparse(folder / "model.safetensors", 2**40), "1,099,511,627,776 bytes"),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), CHECKPOINTS.values(), ids=CHECKPOINTS)
-def test_saved_model(tmp_path: Path, damage: Damage, message: str) -> None:
-    weights.save_model(build_model(SMALL), tmp_path / "model")
-    damage(tmp_path / "model")
-    check(lambda: weights.load_model(tmp_path / "model"), message)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"width": 10**30, "heads": 7}, "2**40 parameters"),
-        ({"image_size": 2**30, "patch_size": 2**30}, "pixels"),
-        ({"kind": "resnet", "body": {"layers": [10**9]}}, "units"),
-    ],
-)
-def test_model_settings(settings: dict[str, Any], message: str) -> None:
-    check(lambda: build_model(from_dict(ModelConfig, settings)), message)
-
-
-ARCHIVES: dict[str, tuple[Damage, str]] = {
-    "6 GiB": (lambda path: write_zeros(path, [f"params/x{i}" for i in range(96)], "(4096, 4096)", 2**24), "requires 6"),
-    "header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
-    "empty blocks": (
-        lambda path: write_zeros(path, ["Transformer/encoderblock/x", "embedding/kernel"], "(1000000000, 0)", 0),
-        "does not hold a supported model",
-    ),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), ARCHIVES.values(), ids=ARCHIVES)
-def test_archive(tmp_path: Path, damage: Damage, message: str) -> None:
-    damage(tmp_path / "model.npz")
-    assert (tmp_path / "model.npz").stat().st_size < 7_000_000
-    check(lambda: weights.load_model(tmp_path / "model.npz"), message)
 
 
 def huggingface(folder: Path, card: Any = None, index: Any = None, **arrays: np.ndarray) -> None:
@@ -205,45 +148,68 @@ def huggingface(folder: Path, card: Any = None, index: Any = None, **arrays: np.
 def timm_arrays(classes: int) -> dict[str, np.ndarray]:
     """The first arrays of a ViT of timm, with outputs that take no bytes."""
     small = {"patch_embed.proj.weight": (192, 3, 4, 4), "blocks.0.mlp.fc1.weight": (8, 192), "cls_token": (1, 1, 192)}
-    return {name: np.zeros(shape, np.float32) for name, shape in small.items()} | {
-        "blocks.0.mlp.fc2.weight": np.zeros((192, 8), np.float32),
-        "pos_embed": np.zeros((1, 5, 192), np.float32),
-        "head.weight": np.zeros((classes, 0), np.float32),
-    }
+    small |= {"blocks.0.mlp.fc2.weight": (192, 8), "pos_embed": (1, 5, 192), "head.weight": (classes, 0)}
+    return {name: np.zeros(shape, np.float32) for name, shape in small.items()}
 
 
-FOLDERS: dict[str, tuple[Damage, str]] = {
-    "numbers as files": (lambda f: huggingface(f, index={"weight_map": {"a": 5}}), "lists 5, which is not"),
-    "file elsewhere": (lambda f: huggingface(f, index={"weight_map": {"a": "../../x"}}), "lists '../../x', which"),
-    "deep card": (lambda f: huggingface(f, '{"model_type":' * 100_000), "not valid JSON"),
-    "outputs without bytes": (lambda f: huggingface(f, {"architecture": "vit"}, **timm_arrays(2**40)), "2**40 param"),
+HIDDEN: dict[str, Any] = {"image_size": 16, "resize": 2**16, "keep_aspect": False, "antialias": False}
+MANY = [f"params/x{i}" for i in range(96)]
+EMPTY = ["Transformer/encoderblock/x", "embedding/kernel"]
+CHECKPOINTS: dict[str, tuple[str, Damage, str]] = {
+    # what is damaged: a model of vitlab, an empty folder, or no file at all
+    "depth": ("model", with_card("model", depth=10**9), "depth is 1000000000; allowed"),
+    "width of another model": ("model", with_card("model", width=2**16), "of another model"),
+    "classes": ("model", with_card("model", num_classes=HUGE), "more than 2**40 parameters"),
+    "kind": ("model", with_card("model", kind=[]), "kind is []"),
+    "deep card": ("model", lambda f: (f / "config.json").write_text(DEEP), "not valid JSON"),
+    "long card": ("model", lambda f: sparse(f / "config.json", 3 * 2**30), "at most 16,777,216"),
+    "long weights": ("model", lambda f: sparse(f / "model.safetensors", 2**40), "1,099,511,627,776 bytes"),
+    "patches": ("model", with_card("extra", preprocessing={"image_size": 8192}), "makes 1,048,576 patches"),
+    "resize": ("model", with_card("extra", preprocessing=HIDDEN), "more than 768 for"),
+    "larger": ("model", with_card("extra", preprocessing=HIDDEN | {"image_size": 1408}), "more than 4096 for"),
+    "numbers as files": ("folder", lambda f: huggingface(f, index={"weight_map": {"a": 5}}), "lists 5, which is not"),
+    "file elsewhere": ("folder", lambda f: huggingface(f, index={"weight_map": {"a": "../../x"}}), "lists '../../x'"),
+    "deep hub card": ("folder", lambda f: huggingface(f, '{"model_type":' * 100_000), "not valid JSON"),
+    "outputs without bytes": (
+        "folder",
+        lambda f: huggingface(f, {"architecture": "vit"}, **timm_arrays(2**40)),
+        "2**40 param",
+    ),
+    "6 GiB": (
+        "x.npz",
+        lambda f: write_zeros(f, [f"params/x{i}" for i in range(96)], "(4096, 4096)", 2**24),
+        "requires",
+    ),
+    "header": ("x.npz", lambda f: write_zeros(f, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
+    "empty blocks": ("x.npz", lambda f: write_zeros(f, EMPTY, "(1000000000, 0)", 0), "not hold a supported model"),
+    "pipe": ("x.npz", os.mkfifo, "only regular files"),
+    "pipe as a card": (
+        "model",
+        lambda f: [(f / "config.json").unlink(), os.mkfifo(f / "config.json")],
+        "only regular files",
+    ),
 }
 
 
-@pytest.mark.parametrize(("damage", "message"), FOLDERS.values(), ids=FOLDERS)
-def test_other_folders(tmp_path: Path, damage: Damage, message: str) -> None:
-    damage(tmp_path)
-    check(lambda: weights.load_model(tmp_path), message)
+@pytest.mark.parametrize(("name", "damage", "message"), CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_checkpoint(tmp_path: Path, name: str, damage: Damage, message: str) -> None:
+    path = tmp_path / name
+    if name == "model":
+        weights.save_model(build_model(dataclasses.replace(SMALL, width=192)), path)
+    elif name == "folder":
+        path.mkdir()
+    damage(path)
+    assert name != "x.npz" or path.stat().st_size < 7_000_000
+    check(lambda: weights.load_checkpoint(path), message)
 
 
-@pytest.mark.parametrize("name", ["x.npz", "folder/config.json"])
-def test_no_checkpoint_is_read_from_a_pipe(tmp_path: Path, name: str) -> None:
-    weights.save_model(build_model(SMALL), tmp_path / "folder")
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    check(lambda: weights.load_model(tmp_path / name.split("/")[0]), "only regular files")
-
-
-def test_preprocessing_of_a_large_image(tmp_path: Path) -> None:
-    weights.save_model(build_model(dataclasses.replace(SMALL, width=192)), tmp_path / "model")
-    for preprocessing, message in (
-        ({"image_size": 8192}, "makes 1,048,576 patches"),
-        ({"image_size": 16, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 768 for"),
-        ({"image_size": 1408, "resize": 2**16, "keep_aspect": False, "antialias": False}, "more than 4096 for"),
+def test_model_settings() -> None:
+    for settings, message in (
+        ({"width": 10**30, "heads": 7}, "2**40 parameters"),
+        ({"image_size": 2**30, "patch_size": 2**30}, "pixels"),
+        ({"kind": "resnet", "body": {"layers": [10**9]}}, "units"),
     ):
-        damage = with_extra(preprocessing=preprocessing)
-        damage(tmp_path / "model")
-        check(lambda: weights.load_checkpoint(tmp_path / "model"), message)
+        check(lambda settings=settings: build_model(from_dict(ModelConfig, settings)), message)
 
 
 # Images
@@ -298,7 +264,6 @@ def gif(width: int, height: int) -> bytes:
 
 
 OVERLAPPING = [(400 + i, 7, 200_000, 8) for i in range(10_000)]
-PROFILE = b"a\0\0" + zlib.compress(bytes(10**6))
 SIDE = 9459  # squared, nearly as many pixels as are allowed
 IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "strip": (lambda: png(1, 89_478_485), "a side has at most 65,536"),
@@ -323,15 +288,18 @@ IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize(("create", "message"), IMAGES.values(), ids=IMAGES)
 def test_image(tmp_path: Path, create: Callable[[], bytes], message: str) -> None:
     """Whatever reads it: a file, or a member of a tar."""
-    data = create()
-    check(lambda: decode_image(data), message)
-    entry, size = tmp_path / "x.tar", len(data)
+    data, entry = create(), tmp_path / "x.tar"
     entry.write_bytes(bytes(512) + data)
-    check(lambda: Entry(str(entry), "x.jpg", 512, size).open(), message)
+
+    def read() -> None:
+        with pytest.raises(ImageError, match=re.escape(message)):
+            decode_image(data)
+        Entry(str(entry), "x.jpg", 512, len(data)).open()
+
+    check(read, message)
 
 
-def test_tags_that_are_ignored() -> None:
-    """As any invalid EXIF block of a PNG is."""
+def test_invalid_tags_of_a_png_are_ignored() -> None:
     data = png(1, 1, (b"eXIf", tags(OVERLAPPING, bytes(200_000))))
 
     def read() -> None:
@@ -345,17 +313,19 @@ def test_a_large_image_without_content_is_read() -> None:
     assert decode_image(encode(Image.new("1", (5000, 4000), 1), "PNG")).shape == (4000, 5000, 3)
 
 
-def test_an_image_file_has_an_end(tmp_path: Path) -> None:
-    sparse(tmp_path / "x.png", 2**40)
-    check(lambda: decode_image(tmp_path / "x.png"), "1,099,511,627,776 bytes")
-
-
 # Data sets
 
 
-def write_tar(path: Path, **members: bytes | tuple[int, bytes]) -> None:
+def only_tar(folder: Path) -> Path:
+    """The place of a tar in the folder, which holds nothing else."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder / "train-0.tar"
+
+
+def write_tar(folder: Path, **members: bytes | tuple[int, bytes]) -> None:
     """A tar of these members; a pair is the size in the header, and the bytes."""
-    with path.open("wb") as file:
+    with only_tar(folder).open("wb") as file:
         for name, content in members.items():
             size, data = content if isinstance(content, tuple) else (len(content), content)
             info = tarfile.TarInfo(name.replace("_", "."))
@@ -364,32 +334,14 @@ def write_tar(path: Path, **members: bytes | tuple[int, bytes]) -> None:
         file.write(bytes(10240))
 
 
-def write_header(path: Path, kind: bytes, size: int) -> None:
+def write_header(folder: Path, kind: bytes, size: int) -> None:
     """A tar whose only header describes the next member."""
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, size
-    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
+    only_tar(folder).write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
 
 
 JPEG = b"\xff\xd8\xff"
-TARS: dict[str, tuple[Damage, str]] = {
-    **{
-        f"label {label[:10]}, {len(label)}": (
-            lambda path, label=label: write_tar(path, a_jpg=JPEG, a_cls=label.encode()),
-            "must hold a class number",
-        )
-        for label in ("50000000", "9" * 5000, "")
-    },
-    "deep labels": (lambda path: write_tar(path, a_jpg=JPEG, a_labels_json=DEEP.encode()), "must hold a class number"),
-    "image of 1 TiB": (lambda path: write_tar(path, a_jpg=(2**40, JPEG)), "has 1,099,511,627,776 bytes"),
-    "offset beyond the file": (lambda path: write_header(path, tarfile.REGTYPE, 2**80), "is corrupt or truncated"),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), TARS.values(), ids=TARS)
-def test_tar(tmp_path: Path, damage: Damage, message: str) -> None:
-    damage(tmp_path / "train-0.tar")
-    check(lambda: load_dataset(f"shards:{tmp_path}", "train"), message)
 
 
 @pytest.fixture(scope="module")
@@ -431,6 +383,7 @@ def with_text(part: str, new: str) -> Damage:
 
 
 INVALID = "does not match"
+INVALID, LABEL = "does not match", "must hold a class number"
 SETS: dict[str, tuple[Damage, str]] = {
     "long index": (lambda f: sparse(f / "index.json", 3 * 10**9, b"{"), "3,000,000,000 bytes"),
     "file elsewhere": (with_text('"file": "train', '"file": "../train'), "is not a plain file name"),
@@ -444,26 +397,32 @@ SETS: dict[str, tuple[Damage, str]] = {
     "more labels than there are": (with_arrays(counts=np.array([2, 2, 1, 1, 1, 1], np.uint32)), "different lengths"),
     "large label": (with_arrays(labels=np.full(6, 50_000_000, np.int32)), "has the label 50000000"),
     "long class names": (lambda f: sparse(f / "classes.json", 3 * 10**9), "3,000,000,000 bytes"),
+    # one tar, without an index
+    "a label of 8 digits": (lambda f: write_tar(f, a_jpg=JPEG, a_cls=b"50000000"), LABEL),
+    "a label of 5,000 digits": (lambda f: write_tar(f, a_jpg=JPEG, a_cls=b"9" * 5000), LABEL),
+    "deep labels": (lambda f: write_tar(f, a_jpg=JPEG, a_labels_json=DEEP.encode()), LABEL),
+    "image of 1 TiB": (lambda f: write_tar(f, a_jpg=(2**40, JPEG)), "has 1,099,511,627,776 bytes"),
+    "offset beyond the file": (lambda f: write_header(f, tarfile.REGTYPE, 2**80), "is corrupt or truncated"),
 }
 
 
 @pytest.mark.parametrize(("damage", "message"), SETS.values(), ids=SETS)
-def test_shards_with_an_index(shards: Path, damage: Damage, message: str) -> None:
+def test_shards(shards: Path, damage: Damage, message: str) -> None:
     damage(shards)
     check(lambda: load_dataset(f"shards:{shards}", "train"), message)
 
 
 @pytest.mark.parametrize("name", ["index.json", "alone/train-0.tar", "list.txt"])
-def test_no_data_set_is_read_from_a_pipe(shards: Path, name: str) -> None:
+def test_no_data_set_is_read_from_a_pipe(shards: Path, name: str, tmp_path: Path) -> None:
+    """And lists and images have an end."""
     (shards / "alone").mkdir()
     (shards / name).unlink(missing_ok=True)
     os.mkfifo(shards / name)
     if name == "list.txt":
         check(lambda: read_exclusion(shards / name), "only regular files")
+        sparse(tmp_path / "long.txt", 3 * 10**9)
+        check(lambda: read_exclusion(tmp_path / "long.txt"), "3,000,000,000 bytes")
+        sparse(tmp_path / "x.png", 2**40)
+        check(lambda: decode_image(tmp_path / "x.png"), "1,099,511,627,776 bytes")
     else:
         check(lambda: load_dataset(f"shards:{(shards / name).parent}", "train"), "only regular files")
-
-
-def test_lists_have_an_end(tmp_path: Path) -> None:
-    sparse(tmp_path / "list.txt", 3 * 10**9)
-    check(lambda: read_exclusion(tmp_path / "list.txt"), "3,000,000,000 bytes")

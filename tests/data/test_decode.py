@@ -155,11 +155,10 @@ def test_unreadable_is_reported_with_path_and_reason(tmp_path: Path, data: bytes
 @pytest.mark.parametrize("side", [10_000, 50_000])
 def test_decompression_bomb_is_refused_unread(side: int) -> None:
     """Headers that promise 10^8 and 2.5 * 10^9 pixels: the one exceeds our bound, the other Pillow's too."""
-    header = side.to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
-    chunk = len(header).to_bytes(4, "big") + b"IHDR" + header + zlib.crc32(b"IHDR" + header).to_bytes(4, "big")
-    data = b"\x89PNG\r\n\x1a\n" + chunk + encode(GRADIENT, "PNG")[33:]
-    with pytest.raises(ImageError, match="more than the 89,478,485 "):
-        decode_image(data)
+    data = encode(GRADIENT, "PNG")
+    header = side.to_bytes(4, "big") * 2 + data[24:29]
+    with pytest.raises(ImageError, match="89,478,485"):
+        decode_image(data[:16] + header + zlib.crc32(b"IHDR" + header).to_bytes(4, "big") + data[33:])
 
 
 # ------------------------------------------------------------------------------------------- plain JPEGs
@@ -212,13 +211,6 @@ def test_rows_of_a_plain_jpeg_are_pillows(kind: str, monkeypatch: pytest.MonkeyP
             assert shrink > 1 or np.array_equal(decode_image(data), whole)
 
 
-def test_the_bytes_of_the_size_before_the_header() -> None:
-    """If it is not the header that is changed, Pillow reads the image."""
-    image = plain_jpeg(encode(SOFT, "JPEG", comment=b"\x08" + SIZE))
-    assert image is not None
-    np.testing.assert_array_equal(image.rows(30), decode_image(image.data)[:30])
-
-
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_jpegs_are_left_to_pillow(kind: str) -> None:
     assert plain_jpeg(ODD[kind]) is None
@@ -251,9 +243,7 @@ def test_corrupt_bytes_give_pillows_image_or_an_image_error(valid: bytes, data: 
 def test_an_entry_opens_plain_jpegs_only(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(PLAIN["4:2:0"])
-    opened = Entry(str(path)).open()
-    assert isinstance(opened, Jpeg)
-    assert opened.path == str(path)
+    assert isinstance(Entry(str(path)).open(), Jpeg)
     np.testing.assert_array_equal(Entry(str(path), edge=3).open(), decode_image(path)[3:-3, 3:-3])
     path.write_bytes(ODD["turned by EXIF"])
     np.testing.assert_array_equal(Entry(str(path)).open(), decode_image(path))

@@ -43,15 +43,6 @@ def test_names_do_not_change_with_the_way_to_the_folder(folder: Path, monkeypatc
     assert ids(load_dataset("folder:.", "train")) == names
 
 
-def test_names_of_images_without_files_are_their_indices_in_the_source() -> None:
-    train, val, both = (load_dataset("digits", split) for split in ("train", "val", "trainval"))
-    assert sorted(ids(train) + ids(val)) == sorted(ids(both)) == sorted(f"digits/train[{i}]" for i in range(len(both)))
-    where = ids(both).index(image_id(val, 3))
-    np.testing.assert_array_equal(both.image(where), val.image(3))
-    some = load_dataset("digits", "train", classes=(4, 2))
-    np.testing.assert_array_equal(train.image(ids(train).index(image_id(some, 5))), some.image(5))
-
-
 def test_listed_images_are_left_out(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A list is made for the whole set: images of other splits and classes may be in it."""
     name = f"folder:{folder}"
@@ -60,22 +51,18 @@ def test_listed_images_are_left_out(folder: Path, tmp_path: Path, caplog: pytest
     left = load_dataset(name, "train", exclude=listed)
     assert ids(left) == ids(train)[1:-1]
     np.testing.assert_array_equal(left.labels, train.labels[1:-1])
-    np.testing.assert_array_equal(left.image(0), train.image(1))
-    assert f"2 of {len(train)} images are left out" in caplog.text
-    assert len(load_dataset(name, "train", classes=(1,), exclude=listed)) == 7
+    assert f"2 of {len(train)} images" in caplog.text
 
 
 def test_a_list_for_another_set_is_refused(folder: Path, tmp_path: Path) -> None:
-    name = f"folder:{folder}"
-    listed = write(
-        tmp_path / "list.txt", ids(load_dataset(name, "train"))[0], "cats/x.png", "birds/1.png", "cats/z.png"
-    )
-    with pytest.raises(UserError, match=r"3 of the 4 .* birds/1\.png, cats/x\.png, cats/z\.png\. Its names look like"):
-        load_dataset(name, "train", exclude=listed)
-    with pytest.raises(UserError, match=r"lists all 16 images .*: none is left"):
-        load_dataset(name, "train", exclude=write(tmp_path / "all.txt", *ids(load_dataset(name, "train"))))
-    with pytest.raises(UserError, match=r"cannot read the list .*nowhere\.txt \(No such file"):
-        load_dataset(name, "train", exclude=tmp_path / "nowhere.txt")
+    name, train = f"folder:{folder}", ids(load_dataset(f"folder:{folder}", "train"))
+    for listed, message in (
+        (write(tmp_path / "list.txt", train[0], "cats/x.png", "birds/1.png"), r"2 of the 3 .* birds/1\.png, cats/x"),
+        (write(tmp_path / "all.txt", *train), "none is left"),
+        (str(tmp_path / "nowhere.txt"), r"nowhere\.txt"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_dataset(name, "train", exclude=listed)
 
 
 def test_a_list_is_identified_by_its_content(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Shards are read completely or not at all; and a million images are a few arrays."""
 
-import functools
 import json
-import multiprocessing
 import os
+import pickle
 import tarfile
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -69,8 +68,7 @@ def test_several_labels(tmp_path: Path) -> None:
     [
         ([("a.png", b"x")], "1 keys lack an image or a .cls, first 'a'"),
         ([("a.cls", b"0")], "1 keys lack an image or a .cls, first 'a'"),
-        (pair("a", "cat"), "must hold a class number.* not b'cat'"),
-        *((pair("a", text), "must hold a class number") for text in ("", "1.5")),
+        *((pair("a", text), "class number") for text in ("cat", "", "1.5")),
         ([("a.labels.json", b"[true]")], "a.labels.json must hold"),
         ([("a.txt", b"x")], "no images in"),
         (pair("a", 0) + pair("a", 1), "more than one image or .cls of the key 'a'"),
@@ -80,6 +78,20 @@ def test_invalid_shards(tmp_path: Path, members: list[tuple[str, bytes]], messag
     write_shard(tmp_path / "train-0.tar", members)
     with pytest.raises(ValueError, match=message):
         load_dataset(f"shards:{tmp_path}", "trainval")
+
+
+def test_corrupt_shards(tmp_path: Path) -> None:
+    """A cut one is never read in part; at a negative size the reader of tars would read the same header for ever."""
+    path = tmp_path / "train-0.tar"
+    write_shard(path, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
+    whole = path.read_bytes()
+    text, image = tarfile.TarInfo("a.txt"), tarfile.TarInfo("a.png")
+    image.size = -tarfile.BLOCKSIZE
+    negative = b"".join(info.tobuf(tarfile.GNU_FORMAT) for info in (text, image))
+    for content in (negative, whole[:700], whole[:1024], whole[:2560]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"train-0\.tar is corrupt or truncated"):
+            load_dataset(f"shards:{tmp_path}", "trainval")
 
 
 def test_images_without_labels(tmp_path: Path) -> None:
@@ -92,26 +104,12 @@ def test_images_without_labels(tmp_path: Path) -> None:
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
-def test_a_negative_size_is_corrupt(tmp_path: Path) -> None:
-    """The reader of tars would come back to the same header for ever."""
-    text, image = tarfile.TarInfo("a.txt"), tarfile.TarInfo("a.png")
-    image.size = -tarfile.BLOCKSIZE
-    headers = [info.tobuf(tarfile.GNU_FORMAT) for info in (text, image)]
-    (tmp_path / "train-0.tar").write_bytes(b"".join(headers))
-    with pytest.raises(UserError, match="is corrupt or truncated"):
-        load_dataset(f"shards:{tmp_path}", "trainval")
-
-
-@pytest.mark.parametrize("size", [700, 1024, 2560])
-def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "train-0.tar"
-    write_shard(path, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or truncated"):
-        load_dataset(f"shards:{tmp_path}", "trainval")
-
-
 def test_missing_shards_and_pipes(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-1.tar", pair("a", 0))
+    data = read_train(tmp_path)
+    (tmp_path / "train-1.tar").unlink()
+    with pytest.raises(ImageError, match=r"train-1\.tar/a\.png"):
+        data.image(0)
     write_shard(tmp_path / "images.tar", pair("a", 0))
     with pytest.raises(ValueError, match=r"has no train-\*.tar \(its tars: \['images.tar'\]\)"):
         load_dataset(f"shards:{tmp_path}", "train")
@@ -148,7 +146,6 @@ def grays(dataset: Dataset) -> list[int]:
 
 def test_parts_and_unions_share_the_arrays(large: Path) -> None:
     train = load_dataset(f"shards:{large}", "train")
-    assert train.pixels is None
     part = train.take(np.array([39, 3, 3, 20]))
     assert grays(part) == [39, 3, 3, 20]
     assert part.path(0) == str(large / "train-1.tar" / "039.png")
@@ -159,44 +156,15 @@ def test_parts_and_unions_share_the_arrays(large: Path) -> None:
     assert grays(both) == [*range(40), 99]
     assert both.path(40) == str(large / "val-0.tar" / "z.png")
     assert grays(load_dataset(f"shards:{large}", "train", classes=(2,))) == [i for i in range(40) if i % 7 == 2]
-    assert [train.entries[i].member for i in (38, 39)] == ["038.png", "039.png"]
-    assert train.entries[-1].member == "039.png"
-    with pytest.raises(IndexError):
-        train.entries[40]
-
-
-def test_open_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(5):
-        write_shard(tmp_path / f"train-{i}.tar", pair("a", 0, i, LARGE))
-    monkeypatch.setattr(shards, "_opened", functools.lru_cache(3)(shards.OpenFile))
-    data = read_train(tmp_path)
-
-    def open_tars() -> int:
-        links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
-        return sum(os.readlink(link).startswith(str(tmp_path)) for link in links if os.path.lexists(link))  # noqa: PTH115
-
-    for i in (*range(5), 0, 4, 4):
-        assert int(data.image(i)[0, 0, 0]) == i
-        assert open_tars() <= 3
-    assert open_tars() == 3
 
 
 def test_other_processes_get_arrays_only(large: Path) -> None:
     """No object per image is sent along: what is sent grows by some bytes an image."""
     data = read_train(large)
     assert isinstance(data.entries, shards.ShardEntries)
-    one, two = (data.entries.take(np.arange(n)) for n in (1, 40))
-    assert (len(ForkingPickler.dumps(two)) - len(ForkingPickler.dumps(one))) / 39 < 48
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(data.image, (5,))[0, 0, 0] == 5
-
-
-def test_a_missing_shard_is_an_unreadable_image(tmp_path: Path) -> None:
-    write_shard(tmp_path / "train-1.tar", pair("a", 0))
-    data = read_train(tmp_path)
-    (tmp_path / "train-1.tar").unlink()
-    with pytest.raises(ImageError, match=r"train-1.tar/a.png: No such file"):
-        data.image(0)
+    one, two = (ForkingPickler.dumps(data.entries.take(np.arange(n))) for n in (1, 40))
+    assert (len(two) - len(one)) / 39 < 48
+    assert pickle.loads(two)[5].read()[0, 0, 0] == 5  # noqa: S301
 
 
 def test_a_file_is_not_closed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,30 +160,24 @@ def test_images_of_many_sizes() -> None:
         result = augment(transform, images, 0, 0, np.arange(4))
         assert result.shape == (4, 3, 8 if transform in rectangular else 24, 24)
         assert result.abs().max() <= 1.00001
-    assert EvalTransform((8, 24)).apply(torch.from_numpy(SMALL)).shape == (12, 3, 8, 24)
+    with pytest.raises(ValueError, match="crop_resize=31"):
+        TrainTransform(32, crop="random", crop_resize=31)
 
 
-def test_pad_shifts_and_brings_in_black() -> None:
+def test_pad_shifts_mirrors_and_brings_in_black() -> None:
     image = rng.integers(1, 256, (16, 16, 3)).astype(np.uint8)
     images = torch.from_numpy(np.repeat(image[None], 400, 0))
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
     windows = {
-        padded[y : y + 16, x : x + 16][:, ::step].tobytes() for y in range(9) for x in range(9) for step in (1, -1)
+        padded[y : y + 16, x : x + 16][:, ::step].tobytes(): step
+        for y in range(9)
+        for x in range(9)
+        for step in (1, -1)
     }
     crops = to_pixels(augment(TrainTransform(16, crop="pad", pad=4), images, 0, 0, np.arange(400)))
-    seen = {crop.tobytes() for crop in crops}
-    assert seen <= windows
-    assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
-
-
-def test_half_of_the_images_are_mirrored() -> None:
-    image = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
-    images = augment(TrainTransform(16, crop="none"), image, 0, 0, np.arange(1000))
-    upright = to_range(image[0].permute(2, 0, 1).float())
-    mirrored = [bool((image - upright).abs().max() > 0.01) for image in images]
-    assert 440 < sum(mirrored) < 560
-    np.testing.assert_allclose(images[mirrored.index(True)].flip(2), upright, atol=1e-4)
-    np.testing.assert_allclose(images[mirrored.index(False)], EvalTransform(16).apply(image[:1])[0], atol=1e-4)
+    steps = [windows[crop.tobytes()] for crop in crops]
+    assert len({crop.tobytes() for crop in crops}) > 130  # of 162: 400 draws see 92 % of them on average
+    assert 150 < steps.count(-1) < 250
 
 
 def test_random_is_a_window_of_the_squashed_image() -> None:
@@ -194,11 +188,6 @@ def test_random_is_a_window_of_the_squashed_image() -> None:
     distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
     assert (distance.min(1).values < 1e-4).all()
     assert len(distance.argmin(1).unique()) > 15
-
-
-def test_settings_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="crop_resize=31 must be at least image_size=32"):
-        TrainTransform(32, crop="random", crop_resize=31)
 
 
 def test_mixup() -> None:
@@ -213,23 +202,14 @@ def test_mixup() -> None:
 # ---------------------------------------------------------------------------------------------- evaluation
 
 
-def test_images_are_shrunk_with_antialiasing() -> None:
-    """Stripes one pixel wide become gray, except in Google's way without antialiasing."""
-    stripes = np.zeros((300, 240, 3), np.uint8)
-    stripes[:, ::2] = 255
-    for transform in (EvalTransform(24), EvalTransform(24, Preprocessing(24, 30))):
-        assert transform.apply([stripes]).abs().max() < 0.05
-    assert EvalTransform(48, Preprocessing.google()).apply([stripes]).std() > 0.5
-
-
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
 def test_the_center_is_that_of_pillows_resize(interpolation: Any) -> None:
     image = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
+    full = np.array(Image.fromarray(image).resize((59, 40), Image.Resampling[interpolation.upper()]))
     offsets: list[tuple[Any, int]] = [("round", 10), ("floor", 9)]
     for offset, x in offsets:  # 19 pixels are left over
         prepared = Preprocessing(40, 40, interpolation=interpolation, crop_offset=offset)
-        full = Image.fromarray(image).resize((59, 40), Image.Resampling[interpolation.upper()])
-        expected = to_range(torch.from_numpy(np.array(full)[:, x : x + 40]).permute(2, 0, 1).float())
+        expected = to_range(torch.from_numpy(full[:, x : x + 40]).permute(2, 0, 1).float())
         for images in ([image], torch.from_numpy(image[None])):
             assert torch.equal(EvalTransform(40, prepared).apply(images)[0], expected)
 
@@ -269,11 +249,6 @@ def jpegs() -> list[Jpeg]:
     return images
 
 
-def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Decibels, of values in [0, 255]."""
-    return 10 * np.log10(255**2 / max(float(((a.float() - b.float()) ** 2).mean()), 1e-10))
-
-
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str, fast: bool) -> None:
@@ -284,7 +259,7 @@ def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str
         assert torch.equal(augment(transform, jpegs, 1, epoch, indices), augment(transform, whole, 1, epoch, indices))
 
 
-@pytest.mark.parametrize("size", [16, 32, 48])
+@pytest.mark.parametrize("size", [16, 48])
 def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are decoded at 1/2 to 1/8 of their size: 50 dB on average to the same resize of the whole image."""
     shrinks, rows = [], Jpeg.rows
@@ -296,11 +271,12 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
     images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
     transform = TrainTransform(size, fast_decode=True)
-    ours, theirs = (transform.augment(given, 0, 0, np.arange(30)) for given in (images, whole))
-    decibels = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
+    ours, theirs = (transform.augment(given, 0, 0, np.arange(30)).float() for given in (images, whole))
+    errors = ((ours - theirs) ** 2).mean((1, 2, 3))[torch.tensor(shrinks) > 1]
+    decibels = 10 * (255**2 / errors.clip(1e-10)).log10()
     assert len(decibels) > 5
-    assert np.mean(decibels) > 50
-    assert min(decibels) > 42
+    assert decibels.mean() > 50
+    assert decibels.min() > 42
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
@@ -325,10 +301,7 @@ def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: fl
 
 def test_inception_boxes_are_uniform_in_height() -> None:
     """Not in area, as torchvision's are: the mean height of a square image's crops differs."""
-    sizes = np.full((20_000, 2), 1000)
-    boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
+    boxes = inception_boxes(np.full((20_000, 2), 1000), np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
     aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)
     low, high = np.sqrt(0.05e6 / aspect), np.minimum(np.sqrt(1e6 / aspect), np.minimum(1000, 1000 / aspect))
     assert boxes[:, 2].mean() == pytest.approx(((low + high) / 2).mean(), rel=0.01)
-    impossible = np.array([[1000, 3], [3, 1000]])  # 90 % of a thin strip is never near square
-    np.testing.assert_array_equal(inception_boxes(impossible, rng.random((2, 100, 4)), 0.9)[:, 2:], impossible)

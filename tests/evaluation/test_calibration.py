@@ -35,13 +35,17 @@ def test_the_error_is_the_mean_gap_of_the_images() -> None:
     np.testing.assert_allclose([used.accuracies[used.counts > 0], used.confidences[used.counts > 0]], expected)
 
 
-def test_extremes_of_calibration() -> None:
+def test_extremes() -> None:
     certain = np.ones(5, np.float32)
     assert calibrate(certain, np.ones(5, bool)).error == 0
     assert calibrate(certain, np.zeros(5, bool)).error == 1
     assert calibrate(certain, np.ones(5, bool)).counts.tolist() == [0] * 14 + [5]
     assert calibrate(np.zeros(1), np.zeros(1, bool)).counts[0] == 1
     assert np.isnan(calibrate(np.full(3, np.nan), np.ones(3, bool)).error)  # a model that diverged
+    confidences = np.array([0.9, 0.8, 0.8, 0.4])
+    for correct, threshold in (([1, 1, 1, 1], 0.0), ([1, 1, 0, 1], 0.9), ([1, 1, 1, 0], 0.8), ([0, 1, 1, 1], None)):
+        assert choose_rejection(confidences, np.array(correct, bool)) == threshold
+    assert choose_rejection(np.empty(0), np.empty(0, bool)) is None
 
 
 @pytest.mark.parametrize(
@@ -58,12 +62,3 @@ def test_rejection_is_the_smallest_threshold_that_suffices(target: float) -> Non
     thresholds = [0.0, *sorted(set(confidences.tolist()))]
     enough = [t for t in thresholds if correct[confidences >= t].mean() >= target]
     assert choose_rejection(confidences, correct, target) == (enough[0] if enough else None)
-
-
-def test_rejection_at_its_ends() -> None:
-    confidences = np.array([0.9, 0.8, 0.8, 0.4])
-    assert choose_rejection(confidences, np.array([True, True, True, True])) == 0.0
-    assert choose_rejection(confidences, np.array([True, True, False, True]), 0.9) == 0.9
-    assert choose_rejection(confidences, np.array([True, True, True, False])) == 0.8
-    assert choose_rejection(confidences, np.array([False, True, True, True])) is None
-    assert choose_rejection(np.empty(0), np.empty(0, bool)) is None

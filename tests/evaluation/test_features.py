@@ -152,6 +152,7 @@ def test_key(model: ViT, pixels: Dataset, files: Dataset, tmp_path: Path) -> Non
 def test_corrupt_cache_is_computed_again(
     model: ViT, pixels: Dataset, computed: Callable[[], int], tmp_path: Path
 ) -> None:
+    """Features that are not finite are no cache at all."""
     whole = features(model, pixels, cache=tmp_path)
     (path,) = tmp_path.glob("*.npz")
     good = path.read_bytes()
@@ -162,6 +163,11 @@ def test_corrupt_cache_is_computed_again(
         assert same(whole, features(model, pixels, cache=tmp_path))
         assert computed() == 11
         assert path.read_bytes() == good
+    with torch.no_grad():
+        model.embedding.bias[0] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        features(model, pixels, cache=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
@@ -193,56 +199,34 @@ def test_unreadable_images_are_skipped_and_not_cached(
     assert computed() == 0
 
 
-def test_a_class_of_which_all_is_skipped_is_said(
-    model: ViT, files: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    read, lost = Entry.read, {files.entries[i].file for i in np.flatnonzero(files.labels == 1).tolist()}
-
-    def failing(entry: Entry, levels: Any = None) -> np.ndarray:
-        if entry.file in lost:
-            raise ImageError(entry.file, "Input/output error")
-        return read(entry, levels)
-
-    monkeypatch.setattr(Entry, "read", failing)
-    features(model, files, SKIP)
-    assert f"no image of {files.classes[1]} in {files.name} ({files.split}) can be read" in caplog.text
-
-
-def test_weights_that_are_corrupt(model: ViT, files: Dataset, tmp_path: Path) -> None:
-    with torch.no_grad():
-        model.embedding.bias[0] = torch.nan
-    with pytest.raises(UserError, match=r"00\.png is not finite"):
-        features(model, files, cache=tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_splits_that_make_no_classifier(pixels: Dataset) -> None:
+def test_splits_that_make_no_classifier(pixels: Dataset, tmp_path: Path) -> None:
     check_train_and_test(pixels, pixels)
     several = dataclasses.replace(pixels, label_sets=Labels(pixels.labels, np.arange(12)))
     for test, message in (
         (dataclasses.replace(pixels, classes=("a", "b", "d")), "other classes"),
         (several, "several labels"),
-        (pixels.take(np.arange(0)), "no images in its split 'test'"),
+        (pixels.take(np.arange(0)), "no images"),
     ):
         with pytest.raises(UserError, match=message):
             check_train_and_test(pixels, test)
-    with pytest.raises(UserError, match="unknown data set 'digit'"):
-        load_train_and_test("digit", SplitOptions(), "raise")
-    with pytest.raises(UserError, match="also in the training split"):
-        load_train_and_test("digits", SplitOptions(train_split="trainval", test_split="val"), "raise")
-    train, test = load_train_and_test("digits", SplitOptions(train_split="val"), "raise")
-    assert (train.split, test.split) == ("val", "test")
-
-
-def test_a_held_out_val_is_not_trained_on_if_it_is_the_test(tmp_path: Path) -> None:
     for i in range(40):
         put(tmp_path / "ab"[i % 2] / f"{i}.png", i)
-    name = f"folder:{tmp_path}"
-    sizes = [len(load_train_and_test(name, SplitOptions(test_split=split), "raise")[0]) for split in ("test", "val")]
-    assert sizes == [36, 32]
-    for split in ("train", "trainval"):
-        with pytest.raises(UserError, match=r"also in the training split \(train and train"):
-            load_train_and_test(name, SplitOptions(test_split=split), "raise")
+    name = f"folder:{tmp_path}"  # whose val is held out of train, if it is the test
+    options: Any
+    for dataset, options, expected in (
+        ("digit", {}, "unknown data set 'digit'"),
+        ("digits", {"train_split": "trainval", "test_split": "val"}, "also in the training split"),
+        ("digits", {"train_split": "val"}, ("val", "test", 179)),
+        (name, {"test_split": "test"}, ("trainval", "test", 36)),
+        (name, {"test_split": "val"}, ("train", "val", 32)),
+        *((name, {"test_split": split}, "also in the training split") for split in ("train", "trainval")),
+    ):
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                load_train_and_test(dataset, SplitOptions(**options), "raise")
+        else:
+            train, test = load_train_and_test(dataset, SplitOptions(**options), "raise")
+            assert (train.split, test.split, len(train)) == expected
 
 
 def test_preprocessing_of_frozen_models() -> None:

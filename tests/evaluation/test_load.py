@@ -15,9 +15,7 @@ from image_files import put
 from PIL import Image
 from torch import nn
 
-from vitlab import display
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
@@ -155,20 +153,6 @@ def test_mode_and_generators_are_left_alone(training: bool) -> None:
         raise KeyError
     assert [module.training for module in model.modules()] == [training, training, not training]
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_batches_without_a_readable_image_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(display, "FIRST_LINE", 0.0)
-    monkeypatch.setattr(display, "NEXT_LINES", 0.0)
-    data = DATA.take(np.arange(7))
-    data.failures = {i: ImageError(str(i), "broken") for i in (2, 3, 4)}
-    with evaluation_batches(nn.Identity(), data, EvalTransform(4), OPTIONS, description="made test") as batches:
-        assert [batch.indices.tolist() for batch in batches] == [[0, 1], [5], [6]]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("made test: ")]
-    assert "2 of 7 images" in lines[0]
-    assert "7 of 7 images" in lines[-1]
 
 
 # ------------------------------------------------------------------------------------------------------------ classes

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +129,8 @@ def test_data_that_no_probe_is_fitted_to() -> None:
     for l2 in ([], [math.nan], [1.0, -1.0]):
         with pytest.raises(UserError, match="positive"):
             linear_probe(train, train, l2=l2)
+    with pytest.raises(UserError, match="ks is for knn"):
+        probe_checkpoint("missing", "digits", "knn", options=CPU, l2=[1.0])
 
 
 @pytest.fixture(autouse=True)
@@ -151,23 +152,3 @@ def test_checkpoint_on_digits(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert f"{len(parts[0])} training and {len(parts[1])} test images" in format_probe(first)
     assert f"accuracy {second['accuracy']:.2%} with l2" in format_probe(second)
     assert json.loads(json.dumps(second))["accuracy"] > 0.3
-
-
-@pytest.mark.parametrize(
-    ("kind", "dataset", "options", "message"),
-    [
-        ("knn", "digits", {"l2": [1.0]}, "ks is for knn"),
-        ("knn", "digit", {}, "unknown data set 'digit'"),
-        ("knn", "digits", {}, "there is nothing at missing"),
-    ],
-)
-def test_bad_settings(kind: Any, dataset: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        probe_checkpoint("missing", dataset, kind, options=CPU, **options)
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_an_impossible_k_is_found_before_the_features(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.evaluation.features.features", lambda *_, **__: pytest.fail("features were computed"))
-    with pytest.raises(UserError, match=r"k is .*5000.*give numbers from 1 to the 1259 training images"):
-        probe_checkpoint(workdir, "digits", "knn", options=CPU, ks=[1, 5000])

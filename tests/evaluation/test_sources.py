@@ -66,13 +66,21 @@ def test_images_in_memory(source: Any) -> None:
         np.testing.assert_array_equal(read_image(image, name), PIXELS)
 
 
-def test_gray_and_transparent_pixels_are_those_of_files() -> None:
+def test_images_are_converted_as_files() -> None:
+    """Gray ones and arrays of any strides; transparency over white, the orientation of EXIF, 16 bits as 8."""
     gray, clear = PIXELS[..., 0], np.dstack([PIXELS, np.zeros_like(PIXELS[..., 0])])
-    for pixels in (gray, gray[..., None], torch.from_numpy(gray.copy())[None]):
-        ((name, image),) = find_images([pixels])
-        np.testing.assert_array_equal(read_image(image, name), np.dstack([gray] * 3))
-    ((name, image),) = find_images([clear])
-    assert (read_image(image, name) == 255).all()  # over white
+    exif, turned = Image.Exif(), io.BytesIO()
+    exif[274] = 6
+    Image.fromarray(PIXELS).save(turned, "PNG", exif=exif)
+    for source, expected in (
+        *((each, np.dstack([gray] * 3)) for each in (gray, gray[..., None], torch.from_numpy(gray.copy())[None])),
+        (clear, np.full_like(PIXELS, 255)),
+        (PIXELS[:, ::-1], PIXELS[:, ::-1]),
+        (Image.open(turned), np.rot90(PIXELS, -1)),
+        (Image.fromarray(gray.astype(np.uint16) * 257), np.dstack([gray] * 3)),
+    ):
+        ((name, image),) = find_images([source])
+        np.testing.assert_array_equal(read_image(image, name), expected)
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ KINDS: dict[str, ModelConfig] = {
     "v2, no head": resnet(ODD, 0, version="v2", weight_eps_on="variance", group_norm_eps=1e-4, min_group_size=8),
     "axial v2": resnet(ODD, mixing="axial", **BIT),
 }
-TRACED = {"relative, registers", "hybrid, odd", "axial v2"}
-"""Those that are compiled at every run of the tests; the rest only with `slow`."""
+TRACED = {"relative, registers"}
+"""Those that are compiled at every run of the tests, besides the ResNets of test_resnet.py; the rest with `slow`."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,7 +1,6 @@
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -46,38 +45,31 @@ def test_recomputed_blocks_have_the_same_gradients(kind: ModelConfig) -> None:
         assert part < whole == whole_again
 
 
-@pytest.mark.parametrize("encoder", ["full", "axial"])
-def test_depths_of_a_vit(encoder: str) -> None:
-    settings: dict[str, Any] = {"position_at": "every", "registers": 1, "pre_norm": True} if encoder == "full" else {}
-    model = build_model(override(SMALL, **{"pool": "map", "encoder": encoder} | settings))
-    names = [name for name, _ in model.named_parameters()]
-    depths = parameter_depths(names)
-    assert sorted(depths) == sorted(names)
-    for name, depth in depths.items():
-        part, _, rest = name.partition(".")
-        expected = int(rest.split(".")[0]) + 1 if part == "blocks" else 4 if part in ("map", "norm", "head") else 0
-        assert depth == expected, name
-
-
-def test_depths_of_hybrids_and_resnets() -> None:
-    body = ResNetBody(layers=(1, 2), width=32)
-    hybrid = build_model(dataclasses.replace(SMALL, stem=body, patch_size=1))
-    depths = parameter_depths(f"base_model.model.{name}" for name, _ in hybrid.named_parameters())
-    assert {depth for name, depth in depths.items() if ".stem." in name} == {0}
-    assert depths["base_model.model.head.weight"] == 4
+def test_depths() -> None:
+    configs = [
+        override(SMALL, position_at="every", registers=1, pre_norm=True, pool="map"),
+        dataclasses.replace(SMALL, pool="map", encoder="axial"),
+        dataclasses.replace(SMALL, stem=ResNetBody(layers=(1, 2), width=32), patch_size=1),
+    ]
+    for config in configs:
+        depths = parameter_depths(name for name, _ in build_model(config).named_parameters())
+        for name, depth in depths.items():
+            part, _, rest = name.partition(".")
+            expected = int(rest.split(".")[0]) + 1 if part == "blocks" else 4 if part in ("map", "norm", "head") else 0
+            assert depth == expected, name
     resnet = build_model(ResNetConfig(body=ResNetBody(layers=(1, 2), width=32, version="v2")))
-    depths = parameter_depths(name for name, _ in resnet.named_parameters())
-    assert depths["body.root.weight"] == 0
-    assert [depths[f"body.stages.{unit}.conv1.weight"] for unit in ("0.0", "1.0", "1.1")] == [1, 2, 3]
-    assert depths["norm.weight"] == depths["head.bias"] == 4
+    depths = parameter_depths(f"base_model.model.{name}" for name, _ in resnet.named_parameters())  # in an adapter
+    names = ("body.root", *(f"body.stages.{unit}.conv1" for unit in ("0.0", "1.0", "1.1")), "norm", "head")
+    assert [depths[f"base_model.model.{name}.weight"] for name in names] == [0, 1, 2, 3, 4, 4]
     assert len(model_blocks(resnet)) == 3
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
-def test_torchscript_is_refused_with_what_replaces_it(kind: ModelConfig) -> None:
-    for module in (build_model(kind), nn.Sequential(build_model(kind))):
-        with pytest.raises(ValueError, match=r"torch.export.export .*vitlab export --to torch-export"):
-            torch.jit.script(module)
+def test_torchscript_is_refused_with_what_replaces_it() -> None:
+    resnet = ResNetConfig(body=ResNetBody(layers=(1, 2), width=32))
+    for model in (build_model(SMALL), nn.Sequential(build_model(SMALL)), build_model(resnet)):
+        with pytest.raises(ValueError, match="vitlab export --to torch-export"):
+            torch.jit.script(model)
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, torch.optim.swa_utils.AveragedModel])

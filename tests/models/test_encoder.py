@@ -4,7 +4,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from torch import nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.encoder import ResidualBranch
@@ -31,21 +30,6 @@ def test_stochastic_depth_grows_from_none_at_the_first_block(small: Callable[...
     images = torch.randn(16, 3, 24, 32)
     assert torch.equal(model(images), model(images))
     assert not torch.equal(model.train()(images), model(images))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"pool": "map"}, {"pool": "map", "encoder": "axial"}, {"position": "relative", "position_at": "every"}],
-)
-def test_dense_layers_are_called(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
-    """So hooks, LoRA adapters and quantized layers act."""
-    model, images, called = small(**settings).double(), torch.randn(2, 3, 24, 32).double(), set()
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    assert all(type(layer) is nn.Linear for layer in layers.values())  # `quantize_dynamic` replaces by exact type
-    for name, layer in layers.items():
-        layer.register_forward_hook(lambda *_, name=name: called.add(name))
-    model(images)
-    assert called == set(layers)
 
 
 @pytest.mark.parametrize("settings", [{}, {"pool": "map"}, {"pool": "map", "swiglu": True, "encoder": "axial"}])

@@ -1,4 +1,3 @@
-import dataclasses
 import math
 from typing import Any
 
@@ -141,17 +140,6 @@ def test_a_resnet_begins_as_googles(version: Any) -> None:
     assert seen == convolutions | ({"root_norm", "shortcut_norm"} if version == "v1" else {"norm"})
 
 
-def test_axial_mixing_begins_as_attention() -> None:
-    model = ResNet(ResNetConfig(image_size=128, body=ResNetBody((1, 1), version="v2", mixing="axial")))
-    state = dict(model.named_parameters())
-    for half in ("rows", "columns"):
-        for matrix in state[f"body.stages.1.0.conv2.{half}.qkv.weight"].split(128):
-            uniform(matrix, math.sqrt(6 / (2 * 128)), 0.02)
-        constant(state[f"body.stages.1.0.conv2.{half}.out.bias"], 0.0)
-    for offsets in ("row_offsets", "column_offsets"):  # a query meets them as it does a key
-        spread(state[f"body.stages.1.0.conv2.{offsets}"], 16**-0.5, 0.1)
-
-
 def test_weights_are_drawn_anew_in_place(kind: ModelConfig) -> None:
     """All of them: the generator alone decides."""
     expected = build_model(kind, generator=torch.Generator().manual_seed(7)).state_dict()
@@ -161,11 +149,6 @@ def test_weights_are_drawn_anew_in_place(kind: ModelConfig) -> None:
             parameter.fill_(math.nan)
     init_weights(model, kind, torch.Generator().manual_seed(7))
     assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_a_fresh_model_returns_the_head_bias(kind: ModelConfig) -> None:
-    model = build_model(dataclasses.replace(kind, num_classes=5, head_bias=0.5))
-    assert torch.equal(model(torch.randn(2, kind.in_chans, *kind.image_hw)), torch.full((2, 5), 0.5))
 
 
 def test_a_parameter_without_a_rule_is_seen() -> None:

@@ -8,27 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.position import (
-    PositionEmbedding,
     interpolate_offsets,
     interpolate_positions,
     resize_positions,
 )
-from vitlab.models.variant import override
 from vitlab.models.vit import ViT
-
-
-def embedding(**settings: Any) -> PositionEmbedding:
-    """Random position embeddings of a grid of 2 x 3 patches."""
-    small: dict[str, Any] = {"image_size": (8, 12), "patch_size": 4, "width": 8, "depth": 3, "heads": 2}
-    position = PositionEmbedding(override(ViTConfig(), **{**small, **settings}))
-    for parameter in position.parameters():
-        nn.init.normal_(parameter)
-    return position
-
 
 # --- to another grid ---------------------------------------------------------------------------------------------
 
@@ -126,15 +113,6 @@ def test_offsets_between_the_old_ones_are_their_bilinear_mean(old: tuple[int, in
     assert checked > h2 * w2
 
 
-@pytest.mark.parametrize(("old", "new"), [((3, 4), (5, 6)), ((1, 4), (1, 9)), ((4, 1), (6, 1)), ((1, 1), (2, 3))])
-def test_the_farthest_offsets_stay_the_farthest(old: tuple[int, int], new: tuple[int, int]) -> None:
-    (h, w), (h2, w2) = old, new
-    table = torch.arange(2 * h * w - 1.0)[None, :, None] - (h * w - 1)
-    assert interpolate_offsets(table, old, old) is table
-    resized = interpolate_offsets(table, old, new)[0, :, 0]
-    assert (resized[0], resized[h2 * w2 - 1], resized[-1]) == (1 - h * w, 0, h * w - 1)
-
-
 @pytest.mark.parametrize("method", ["corners", "bicubic", "bicubic_antialias"])
 def test_every_kind_is_resized_to_another_grid(vit_kind: ViTConfig, method: Any) -> None:
     """Rows and columns separately, offsets between the corners, and every copy alike."""
@@ -156,31 +134,3 @@ def test_every_kind_is_resized_to_another_grid(vit_kind: ViTConfig, method: Any)
             expected = interpolate_offsets(state[name], (h, w), (h + 2, w + 2))
         torch.testing.assert_close(tensor, expected)
         assert tensor.shape == new.state_dict()[name].shape
-
-
-# --- rows that are added to tokens -------------------------------------------------------------------------------
-
-"""Settings; prefix tokens that have a position; prefix tokens after them that have none."""
-
-
-@pytest.mark.parametrize(
-    ("settings", "shapes"),
-    [
-        ({"pool": "gap", "position_at": "every"}, {"table": (3, 6, 8)}),
-        ({"registers": 2, "position_at": "shared"}, {"table": (1, 7, 8)}),
-        ({"class_position": False}, {"table": (1, 6, 8)}),
-        ({"position": "2d"}, {"rows": (1, 2, 4), "columns": (1, 3, 4), "prefix": (1, 1, 8)}),
-        ({"position": "2d", "pool": "gap", "position_at": "every"}, {"rows": (3, 2, 4), "columns": (3, 3, 4)}),
-        ({"position": "relative", "position_at": "every"}, {"table": (3, 11, 4)}),
-        ({"position": "relative", "position_at": "shared", "registers": 2}, {"table": (1, 11, 4)}),
-        ({"position": "sincos2d"}, {}),
-        ({"position": "none"}, {}),
-    ],
-)
-def test_names_and_shapes_of_the_state(settings: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
-    position = embedding(**settings)
-    assert {name: tuple(tensor.shape) for name, tensor in position.state_dict().items()} == shapes
-    tokens = torch.randn(2, position.num_without_position + position.num_with_position + 6, 8).bfloat16()
-    assert position(tokens).dtype == torch.bfloat16
-    if position.kind in ("none", "relative"):
-        assert position(tokens, 1) is tokens

@@ -1,7 +1,5 @@
 """Parts of the ResNet; its outputs are compared with Google's, timm's and Hugging Face's in tests/weights."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,57 +80,29 @@ def test_the_padding_of_the_pooling_affects_the_border_of_bit_alone(image_size: 
     assert (other[hidden] < 0).all()
 
 
-def test_a_resnet_takes_images_of_any_size(small_resnet: Callable[..., ResNet]) -> None:
-    for version in ("v1", "v2"):
-        model = small_resnet(version=version)
-        for height, width in ((24, 32), (25, 31), (64, 9)):
-            features = model.forward_features(torch.randn(1, 3, height, width))
-            assert features.shape == (1, -(-height // 8) * -(-width // 8), 256)
-
-
-@pytest.mark.parametrize("side", [4, 7])
-def test_a_halving_1x1_is_a_convolution_with_that_stride(side: int) -> None:
-    convolution, maps = StdConv(32, 64, 1, 2, ResNetBody()), torch.randn(2, 32, side, side, requires_grad=True)
-    nn.init.normal_(convolution.weight)
-    outputs = (convolution(maps), F.conv2d(maps, convolution.standardized(), stride=2))
-    ours, theirs = ((out, *torch.autograd.grad(out.square().sum(), (maps, convolution.weight))) for out in outputs)
-    for got, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-# Compares a model with itself as torch.compile traces it, run node by node. In a process of its own: the checks of
-# types during tests would break the trace.
-COMPILED = """
-import sys, torch, torch.nn.functional as F
-from vitlab.models import ResNetBody, ResNetConfig
-from vitlab.models.resnet import ResNet
-
-body = ResNetBody((1, 2), width=32, version=sys.argv[1], min_group_size=int(sys.argv[2]))
-model = ResNet(ResNetConfig(image_size=32, body=body, num_classes=5), generator=torch.Generator().manual_seed(0))
-torch.manual_seed(0)
-with torch.no_grad():
-    for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=0.3)
-images, inputs, functions = torch.randn(3, 3, 32, 32), [], set()
-
-class Recorder(torch.fx.Interpreter):
-    def call_function(self, target, args, kwargs):
-        functions.add(target)
-        inputs.extend([args[0]] if target is torch.conv2d else [])
-        return super().call_function(target, args, kwargs)
-
-results = []
-for forward in (model, torch.compile(model, fullgraph=True, backend=lambda graph, _: Recorder(graph).run)):
-    logits = forward(images)
-    results.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
-for expected, compiled in zip(*results):
-    torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
-assert len(inputs) == 12 and all(maps.stride(1) == 1 for maps in inputs), [maps.stride() for maps in inputs]
-assert not functions & {F.group_norm, torch.group_norm}, functions
-"""
-
-
+@pytest.mark.usefixtures("traceable")
 @pytest.mark.parametrize(("version", "min_group_size"), [("v1", 1), ("v2", 8)])
-def test_compiled_for_a_cpu_maps_are_channels_last(version: str, min_group_size: int) -> None:
-    """With the logits and gradients of the model that is not compiled, and without torch's GroupNorm."""
-    subprocess.run([sys.executable, "-c", COMPILED, version, str(min_group_size)], check=True)
+def test_compiled_for_a_cpu_maps_are_channels_last(
+    small_resnet: Callable[..., ResNet], version: str, min_group_size: int
+) -> None:
+    """With the logits and gradients of the model that is not compiled, and without torch's GroupNorm: the model is
+    compared with itself as torch.compile traces it, run node by node."""
+    inputs, functions = [], set()
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            functions.add(target)
+            inputs.extend([args[0]] if target is torch.conv2d else [])
+            return super().call_function(target, args, kwargs)
+
+    model, images = small_resnet(version=version, min_group_size=min_group_size), torch.randn(3, 3, 24, 32)
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, _: Recorder(graph).run)
+    results = []
+    for forward in (model, compiled):
+        logits = forward(images)
+        results.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+    assert len(inputs) == 12
+    assert all(maps.stride(1) == 1 for maps in inputs)
+    assert not functions & {F.group_norm, torch.group_norm}

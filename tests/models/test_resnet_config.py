@@ -6,18 +6,6 @@ from vitlab.models import ResNetBody
 
 
 @pytest.mark.parametrize(
-    ("layers", "stride", "channels", "grid"),
-    [((), 4, 64, (16, 13)), ((2,), 4, 256, (16, 13)), ((3, 4, 9), 16, 1024, (4, 4)), ((3, 4, 6, 3), 32, 2048, (2, 2))],
-)
-def test_the_feature_map_after_the_stages(
-    layers: tuple[int, ...], stride: int, channels: int, grid: tuple[int, int]
-) -> None:
-    body = ResNetBody(layers)
-    assert (body.stride, body.channels, body.grid((64, 50))) == (stride, channels, grid)
-    assert len(body.units()) == sum(layers)
-
-
-@pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"width": 40}, "width of 40 leaves 40 channels for 32 groups of min_group_size=1; give a multiple of 32"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -62,9 +61,3 @@ def tiny() -> Callable[..., ViT]:
         return model.eval()
 
     return build
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types are not checked, as outside of the tests."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

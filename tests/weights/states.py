@@ -44,3 +44,13 @@ def write_spelled(model: Model, path: Path, spelling: Spelling, prefix: str = ""
     for name, slot in google_layout(model.config, spelling).items():
         arrays[prefix + name] = to_google(name, slot.select(state), slot.shape).contiguous().numpy()
     write_arrays(path, arrays)
+
+
+class Bomb:
+    """Runs code when it is unpickled: it creates the file `mark`."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)

@@ -50,7 +50,7 @@ def test_outputs_are_those_of_the_package(tiny: Callable[..., ViT], settings: di
 @pytest.mark.parametrize(
     ("to", "options", "settings"),
     [
-        ("onnx", {"opset": 17}, {}),
+        pytest.param("onnx", {"opset": 17}, {}, marks=pytest.mark.slow),
         ("onnx", {"opset": 17}, {"pool": "gap", "rotary": Rotary(), "swiglu": True, "registers": 1}),
         pytest.param("torch-export", {"dynamic_image_size": True}, {}, marks=pytest.mark.slow),
     ],
@@ -87,8 +87,7 @@ def test_outputs_that_a_model_does_not_have_are_refused(tiny: Callable[..., ViT]
         (tiny(), ("logit",), "allowed: logits, features, tokens, attention"),
         (tiny(), ("tokens", "tokens"), "each once"),
         (tiny(num_classes=0), ("logits",), "no head"),
-        (tiny(encoder="axial"), ("attention",), "full attention"),
-        (resnet, ("attention",), "full attention"),
+        *((model, ("attention",), "full attention") for model in (tiny(encoder="axial"), resnet)),
     ):
         with pytest.raises(ValueError, match=problem):
             check_outputs(model, names)

@@ -72,48 +72,35 @@ def several_labels() -> dict[str, Any]:
 def test_the_card_of_several_labels(tiny: Callable[..., ViT]) -> None:
     """With their thresholds, and without an accuracy, which one label that all images have makes 100 %."""
     text = model_card("vitlab", Path("several"), tiny().config, several_labels())
-    assert ModelCard(text).data.to_dict()["model-index"][0]["results"][0]["metrics"] == [
-        {"type": "mean_average_precision", "value": 0.728}
-    ]
-    for fact in (
-        "Sets each of 5 labels",
-        "is 72.80%",
-        "72.80% of 9 images |",
-        "| mean F1 | 50.00% |",
-        "exactly their labels | 25.00% |",
-        "| rose 0.125, ",
-    ):
+    (result,) = ModelCard(text).data.to_dict()["model-index"][0]["results"]
+    assert result["metrics"] == [{"type": "mean_average_precision", "value": 0.728}]
+    for fact in ("72.80% of 9 images |", "| mean F1 | 50.00% |", "25.00% |", "| rose 0.125, "):
         assert fact in text
     assert "100.00%" not in text
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
-def test_the_code_of_a_card_of_several_labels_runs(to: Any, folder: Path, tiny: Callable[..., ViT]) -> None:
-    save_model(tiny(), "several", extra=several_labels())
-    convert("several", "theirs", to=to)
-    theirs, ours = (names["model"] for names in blocks(folder / "theirs"))
-    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
-
-
-def test_its_code_loads_the_model_in_timm(folder: Path) -> None:
-    convert("ours", "theirs", to="timm")
-    theirs, ours = blocks(folder / "theirs")
-    prepared = theirs["transform"](Image.fromarray(np.zeros((20, 30, 3), np.uint8)))[None]
-    assert prepared.shape == (1, 3, 12, 12)
-    torch.testing.assert_close(theirs["model"](prepared), ours["model"](prepared), rtol=1e-4, atol=1e-4)
-
-
-def test_its_code_loads_the_model_in_transformers(folder: Path) -> None:
-    convert("ours", "theirs", to="huggingface")
+def test_its_code_loads_the_model(to: Any, several: bool, folder: Path, tiny: Callable[..., ViT]) -> None:
+    if several:
+        save_model(tiny(), "ours", extra=several_labels())
+    convert("ours", "theirs", to=to)
     theirs, ours = blocks(folder / "theirs")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
-    prepared = theirs["processor"](image, return_tensors="pt")["pixel_values"]
+    if to == "timm":
+        prepared = theirs["transform"](image)[None]
+        outputs = theirs["model"](prepared)
+    else:
+        prepared = theirs["processor"](image, return_tensors="pt")["pixel_values"]
+        outputs = theirs["model"](prepared).logits
+    assert prepared.shape == (1, 3, 12, 12)
     with torch.no_grad():
         logits = ours["model"](prepared)
-    torch.testing.assert_close(theirs["model"](prepared).logits, logits, rtol=1e-4, atol=1e-4)
-    best, probabilities = theirs["classify"](image)[0], logits.softmax(1)[0]
-    assert best["label"] == RUN["classes"][int(probabilities.argmax())]
-    assert best["score"] == pytest.approx(float(probabilities.max()), rel=1e-3)
+    torch.testing.assert_close(outputs, logits, rtol=1e-4, atol=1e-4)
+    if to == "huggingface" and not several:
+        best, probabilities = theirs["classify"](image)[0], logits.softmax(1)[0]
+        assert best["label"] == RUN["classes"][int(probabilities.argmax())]
+        assert best["score"] == pytest.approx(float(probabilities.max()), rel=1e-3)
 
 
 def test_the_card_of_a_folder_of_ours(folder: Path) -> None:
@@ -122,36 +109,26 @@ def test_the_card_of_a_folder_of_ours(folder: Path) -> None:
     numbers |= {"test_balanced_accuracy": 0.75, "test_expected_calibration_error": 0.015, "alpha": 0.25}
     text = model_card("vitlab", folder / "ours", config, RUN | numbers)
     (folder / "ours" / "README.md").write_text(text, "utf-8")
-    card = ModelCard(text)
-    assert card.data.to_dict()["library_name"] == "vitlab"
-    assert "87.50% (95% confidence interval 80.00% to 92.50%) of 1,234 images" in text
-    assert "| balanced accuracy | 75.00% |\n| expected calibration error | 1.50% |" in text
-    assert "| weights | 25% fine-tuned, 75% those of the initial model with" in text
+    assert ModelCard(text).data.to_dict()["library_name"] == "vitlab"
+    for fact in ("80.00% to 92.50%", "1,234 images", "| 75.00% |", "| 1.50% |", "25% fine-tuned"):
+        assert fact in text
     (names,) = blocks(folder / "ours")
     assert names["model"].config == config
     fewer = model_card("vitlab", folder / "ours", config, RUN)
-    assert "| test accuracy | 87.50% |" in fewer
     for word in ("interval", "balanced", "calibration", "fine-tuned"):
         assert word not in fewer
 
 
 def test_hostile_names_end_neither_a_title_nor_the_front_matter(folder: Path) -> None:
     evil = "a: 'b'\n---\n# <b>\x1b\u202e"
-    card = RUN | {"dataset": f"folder:x/{evil}", "classes": [evil, "b", "c", "d", "e"]}
+    card = several_labels() | {"dataset": f"folder:x/{evil}", "classes": [evil, "$b", "c", "d", "e"]}
     text = model_card("vitlab", folder / evil, load_model("ours").config, card)
     assert not re.search("[\x1b\u202e]|^# <b>", text, re.MULTILINE)
-    data = ModelCard(text).data.to_dict()
-    assert data["model-index"][0]["name"] == repr(evil)
+    assert ModelCard(text).data.to_dict()["model-index"][0]["name"] == repr(evil)
     assert [line for line in text.splitlines() if line.startswith("# ")] == [
         line for line in text.splitlines() if "# ViT" in line
     ]
-
-
-def test_a_hostile_name_quotes_no_other(folder: Path) -> None:
-    card = several_labels() | {"classes": ["a\x1bb", "$b", "c", "d", "e"]}
-    text = model_card("vitlab", folder / "ours", load_model("ours").config, card)
-    assert r"| classes | a\\x1bb, \$b, c, d, e |" in text
-    assert r"| a\\x1bb 0.125, \$b 0.125, c 0.125, " in text
+    assert r"\$b" in text
 
 
 @pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])
@@ -160,23 +137,9 @@ def test_a_model_without_a_head(folder: Path, tiny: Callable[..., ViT], to: Any,
     convert("ours", "theirs", to=to)
     card = ModelCard.load(folder / "theirs" / "README.md")
     assert card.data.to_dict()["pipeline_tag"] == "image-feature-extraction"
-    assert "8 features" in card.text
     theirs, ours = blocks(folder / "theirs")
     assert name in theirs or hasattr(theirs["model"], name)
     assert ours["model"].head is None
-
-
-def test_its_code_loads_a_tower_of_clip(folder: Path, tiny: Callable[..., ViT]) -> None:
-    tower = tiny(pre_norm=True)
-    assert tower.head is not None
-    torch.nn.init.zeros_(tower.head.bias)
-    save_model(tower, folder / "ours")
-    convert("ours", "theirs", to="huggingface")
-    theirs, ours = blocks(folder / "theirs")
-    images = torch.rand(2, 3, *ours["model"].config.image_hw)
-    with torch.no_grad():
-        embeds, features = theirs["model"](images).image_embeds, ours["model"](images)
-    torch.testing.assert_close(embeds, features, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_on_the_hub_is_linked() -> None:

@@ -32,7 +32,10 @@ HUB: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 def named(kind: str) -> list[Any]:
-    return [pytest.param(each, id=each.spec) for each in RECOMMENDED if each.spec.startswith(f"{kind}:")]
+    """Its rows; most of timm's are left to `pytest -m slow`: each builds a large model."""
+    rows = [each for each in RECOMMENDED if each.spec.startswith(f"{kind}:")]
+    late = {row.spec for i, row in enumerate(rows) if kind == "timm" and i % 5 and row.spec != DEFAULT}
+    return [pytest.param(row, id=row.spec, marks=[pytest.mark.slow] * (row.spec in late)) for row in rows]
 
 
 def test_one_is_the_default() -> None:

@@ -23,7 +23,6 @@ from peers import (
     save_timm,
     shrink_convolutions,
 )
-from safetensors.torch import save_file
 from states import same
 from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
@@ -135,20 +134,18 @@ def test_outputs_are_those_of_timm(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 4])
+@torch.no_grad()
 def test_other_channels_are_adapted_as_by_timm(tmp_path: Path, channels: int) -> None:
     """And written, so that timm loads the filters as they are."""
-    rgb = create_timm("vit_tiny_patch16_224", **OBLONG)
-    folder = save_timm(rgb, tmp_path / "rgb", OBLONG)
+    folder = save_timm(create_timm("vit_tiny_patch16_224", **OBLONG), tmp_path / "rgb", OBLONG)
     theirs = timm.create_model("local-dir:" + str(folder), pretrained=True, in_chans=channels).eval()
-    ours = load_model(folder, in_chans=channels)
-    inputs = torch.rand(2, channels, 16, 24) * 2 - 1
-    with torch.no_grad():
-        check_equal(ours(inputs), theirs(inputs))
-        write_timm(ours, tmp_path / "ours", {})
-        again = timm.create_model("local-dir:" + str(tmp_path / "ours"), pretrained=True).eval()
-        check_equal(again(inputs), theirs(inputs))
-        check_equal(load_model(tmp_path / "ours")(inputs), theirs(inputs))
-    with pytest.raises(ValueError, match="in_chans=2 is for ViTs that cut 3 channels"):
+    ours, inputs = load_model(folder, in_chans=channels), torch.rand(2, channels, 16, 24) * 2 - 1
+    check_equal(ours(inputs), theirs(inputs))
+    write_timm(ours, tmp_path / "ours", {})
+    again = timm.create_model("local-dir:" + str(tmp_path / "ours"), pretrained=True).eval()
+    check_equal(again(inputs), theirs(inputs))
+    check_equal(load_model(tmp_path / "ours")(inputs), theirs(inputs))
+    with pytest.raises(ValueError, match="in_chans=2"):
         load_model(tmp_path / "ours", in_chans=2)
 
 
@@ -217,26 +214,6 @@ def test_a_bare_file_has_the_usual_heads_and_normalization(tmp_path: Path, width
     changes = {"norm.bias": ..., "extra.weight": torch.zeros(2), "cls_token": torch.zeros(1, 1, 7)}
     with pytest.raises(ValueError, match=r"1 missing: norm.bias; 1 unknown: extra.weight; .*\(1, 1, 7\)"):
         read_timm(bare(theirs, tmp_path / "vit.safetensors", **changes))
-
-
-@pytest.mark.parametrize("registers", [0, 4])
-def test_dinov2s_own_file_is_read_as_by_timm(tmp_path: Path, registers: int) -> None:
-    """With a mask token, a row for the class token beside registers, and ImageNet's normalization."""
-    sizes: dict[str, Any] = {"patch_size": 2, "img_size": 74, "embed_dim": 192}
-    args = {**sizes, "num_heads": 3, "depth": 1, "mlp_ratio": 1}
-    name = "vit_small_patch14_reg4_dinov2" if registers else "vit_small_patch14_dinov2"
-    state = create_timm(name, **args).state_dict()
-    state["mask_token"] = torch.randn(1, 192)
-    if registers:
-        state["register_tokens"] = state.pop("reg_token")
-        state["pos_embed"] = torch.randn(1, 1 + 37 * 37, 192)
-    save_file(state, tmp_path / "dinov2.safetensors")
-    overlay: Any = {"file": str(tmp_path / "dinov2.safetensors")}
-    theirs = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **args)
-    ours = loaded(*read_timm(tmp_path / "dinov2.safetensors"))
-    assert isinstance(ours.config, ViTConfig)
-    assert (ours.config.variant.registers, ours.config.variant.class_position) == (registers, True)
-    check_timm(ours, theirs.eval())
 
 
 @pytest.mark.parametrize(
@@ -334,16 +311,10 @@ def test_timm_loads_a_written_folder(tmp_path: Path, kind: str) -> None:
     check_timm(ours, theirs)
     config, state = read_timm(tmp_path)
     check_timm(loaded(config, state), theirs)
+    if kind == "token":  # nothing is folded in
+        assert same(state, ours)
     if not is_eva(config):  # whose names differ
         assert timm_layout(config).keys() == theirs.state_dict().keys()
-
-
-def test_a_plain_model_is_read_back_bit_equal(tmp_path: Path) -> None:
-    model = noisy(build_model(override(ViTConfig(), **VIT))).bfloat16()
-    write_timm(model, tmp_path, {})
-    config, state = read_timm(tmp_path)
-    assert override(config, position_interpolation=None) == model.config
-    assert same(state, model)
 
 
 @pytest.mark.parametrize(
@@ -374,19 +345,17 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
 @pytest.mark.parametrize(("resize", "first"), [(19, (19, 19)), (None, (16, 16))])
 def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | None, first: Any) -> None:
     config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
-    extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "multi_label": bool(resize)}
-    extra |= {"label_thresholds": [0.1, 0.2, 0.3, 0.4, 0.5]} if resize else {}
-    write_timm(build_model(config), tmp_path, extra)
+    labels = {"classes": ["a", "b", "ç", "d", "e"]}
+    labels |= {"multi_label": True, "label_thresholds": [0.1, 0.2, 0.3, 0.4, 0.5]} if resize else {}
+    write_timm(build_model(config), tmp_path, labels | {"eval_resize": resize})
     theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    assert theirs.pretrained_cfg["label_names"] == extra["classes"]
+    assert theirs.pretrained_cfg["label_names"] == labels["classes"]
     transform: Any = create_transform(**resolve_data_config(model=theirs))
     size = transform.transforms[0].size
     assert (size if isinstance(size, tuple) else (size, size)) == first
     prepared = Preprocessing(16, resize, mean=(0.5,) * 3, std=(0.5,) * 3, keep_aspect=bool(resize))
     card = metadata_timm(tmp_path)
-    assert card["classes"] == extra["classes"]
-    assert card.get("multi_label", False) == bool(resize)
-    assert card.get("label_thresholds") == extra.get("label_thresholds")
+    assert card.items() >= labels.items()
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
         write_timm(build_model(config), tmp_path, {"classes": ["a", "b"]})

@@ -9,32 +9,12 @@ import pytest
 import timm
 import torch
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
-from vitlab.models.variant import override
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.timm import metadata_timm, timm_layout
-from vitlab.weights.timm_arguments import is_eva, timm_settings
+from vitlab.weights.timm_arguments import timm_settings
 
 V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, False),
-        ({"registers": 4, "layer_scale": 0.1, "pre_norm": True}, False),
-        ({"rotary": Rotary()}, True),
-        ({"swiglu": True}, True),
-        ({"mlp_norm": True}, True),
-        ({"pool": "map", "map_heads": 2}, True),
-    ],
-)
-def test_what_only_the_eva_family_has(changes: dict, expected: bool) -> None:
-    config = override(ViTConfig(), **{"gelu": "erf", **changes})
-    assert is_eva(config) == expected
-    name = timm_settings(config, {})["architecture"]
-    assert (name == "eva02_base_patch14_224") == expected
-    assert timm_settings(override(config, layer_norm_eps=1e-5), {})["architecture"] != name
 
 
 def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:

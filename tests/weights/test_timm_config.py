@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import timm
 import torch
-from peers import OBLONG, TIMM_BIT, bare, check_prepared, create_timm, photographs, save_timm
+from peers import OBLONG, bare, check_prepared, create_timm, photographs, save_timm
 from PIL import Image
 from safetensors.torch import save_file
 from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
 
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import load_checkpoint
 from vitlab.weights.timm import metadata_timm, read_timm
 
 CENTER = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
@@ -72,14 +71,8 @@ def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, case: str)
     else:
         write_card(tmp_path, images := OTHERS[case])
     transform: Any = create_transform(**resolve_data_config(pretrained_cfg=images, use_test_size=True))
-    inputs = photographs(shared)
+    inputs = photographs(shared)[::3]
     check_prepared(metadata_timm(tmp_path), inputs, [transform(Image.fromarray(image)) for image in inputs])
-
-
-def test_an_unsupported_crop_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_card(tmp_path, {**CENTER, "crop_mode": "border"})
-    assert metadata_timm(tmp_path)["preprocessing"]["resize"] is None
-    assert "squashed to size: crop_mode='border'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -87,16 +80,16 @@ def test_an_unsupported_crop_warns(tmp_path: Path, caplog: pytest.LogCaptureFixt
     [
         ("{", "is not valid JSON"),
         ('{"model_type": "vit"}', "not a config.json of timm.*architecture"),
-        (
-            '{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": 3}}',
-            "mean is 3; allowed",
-        ),
+        ('{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": 3}}', "mean is 3"),
     ],
 )
-def test_an_invalid_card_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_invalid_card_is_refused(tmp_path: Path, text: str, problem: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=problem):
         read_timm(tmp_path)
+    write_card(tmp_path, {**CENTER, "crop_mode": "border"})
+    assert metadata_timm(tmp_path)["preprocessing"]["resize"] is None
+    assert "crop_mode='border'" in caplog.text
 
 
 # --- the model of the tensors ------------------------------------------------------------------------------------
@@ -117,36 +110,30 @@ def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str)
     assert config.variant.gelu == gelu  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """timm's patches leave the last 6 of 384 pixels out."""
-    args: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "depth": 1}
-    folder = save_timm(timm.create_model("vit_so400m_patch14_siglip_384", **args), tmp_path, args)
-    checkpoint = load_checkpoint(folder)
-    prepared = Preprocessing(378, 426, interpolation="bicubic", crop_size=384, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (378, prepared)
-    edit_card(folder, model_args={**args, "patch_size": [14, 14]})
-    assert load_checkpoint(folder).preprocessing == prepared
-    assert not caplog.text
-
-
 @pytest.mark.parametrize(
-    ("name", "args", "problem"),
+    ("name", "args", "extra", "problem"),
     [
-        ("vit_base_patch16_rpn_224", {}, "LayerNorm after each branch"),
-        ("vit_base_patch16_xp_224", {}, "branches of its blocks are parallel"),
-        ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
-        ("vit_relpos_small_patch16_224", {}, "relative positions"),
-        ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'.*'gelu_tanh', 'quick_gelu'"),
-        ("vit_base_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}, "'avg' with a class.*=True"),
-        ("vit_so150m_patch16_reg4_map_256", {}, "global_pool is 'map' without.*pool_include_prefix=False"),
-        ("vit_so150m_patch16_reg4_gap_256", {"pool_include_prefix": True}, "'avg' without.*pool_include_prefix=True"),
+        ("vit_base_patch16_rpn_224", {}, {}, "LayerNorm after each branch"),
+        ("vit_base_patch16_xp_224", {}, {}, "branches of its blocks are parallel"),
+        ("vit_base_patch16_224", {"qk_norm": True}, {}, r"unknown: .*attn\.[kq]_norm"),
+        ("vit_relpos_small_patch16_224", {}, {}, "relative positions"),
+        ("vit_base_patch16_224", {"act_layer": "relu"}, {}, "act_layer='relu'"),
+        ("vit_base_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}, {}, "pool_include_prefix=True"),
+        ("vit_so150m_patch16_reg4_map_256", {}, {}, "pool_include_prefix=False"),
+        ("vit_so150m_patch16_reg4_gap_256", {"pool_include_prefix": True}, {}, "pool_include_prefix=True"),
+        ("vit_tiny_patch16_224", {}, {"block_fn": "ParallelThingsBlock"}, "model_args: block_fn='Parallel"),
     ],
 )
-def test_other_vits_are_refused(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
+def test_other_vits_are_refused(
+    tmp_path: Path, name: str, args: dict[str, Any], extra: dict[str, Any], problem: str
+) -> None:
+    """By their architecture, tensors or arguments, which may change the outputs."""
     args = {**OBLONG, **args}
-    with pytest.raises(ValueError, match=problem) as caught:
-        read_timm(save_timm(create_timm(name, **args), tmp_path, args))
-    assert f"({name})" in str(caught.value)
+    folder = save_timm(create_timm(name, **args), tmp_path, args)
+    if extra:
+        edit_card(folder, model_args={**args, "drop_path_rate": 0.1, **extra})
+    with pytest.raises(ValueError, match=problem):
+        read_timm(folder)
 
 
 @pytest.mark.parametrize(
@@ -163,23 +150,6 @@ def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any
     save_file(state, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=problem):
         read_timm(tmp_path / "other.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "extra"),
-    [
-        ("resnetv2_50x1_bit", TIMM_BIT, {"output_stride": 16}),
-        ("vit_tiny_patch16_224", OBLONG, {"block_fn": "ParallelThingsBlock"}),
-    ],
-)
-def test_arguments_that_may_change_the_outputs_are_refused(
-    tmp_path: Path, name: str, args: dict[str, Any], extra: dict[str, Any]
-) -> None:
-    folder = save_timm(create_timm(name, **args), tmp_path, args)
-    edit_card(folder, model_args={**args, "drop_path_rate": 0.1, **extra})
-    ((key, value),) = extra.items()
-    with pytest.raises(ValueError, match=f"unsupported model_args: {key}={value!r}. Supported"):
-        read_timm(folder)
 
 
 def test_sizes_that_no_tensor_shows_are_required(tmp_path: Path) -> None:

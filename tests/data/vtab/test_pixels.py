@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 from image_files import pixels_of
 
-from vitlab.data.vtab.readers import read_cifar, read_h5, read_idx, svhn
+from vitlab.data.vtab.readers import read_h5, read_idx, svhn
 from vitlab.data.vtab.tasks import READ_ERRORS
 
 rng = np.random.default_rng(0)
@@ -29,12 +29,6 @@ def test_idx(tmp_path: Path, packed: bool) -> None:
             read_idx(tmp_path / "images")
 
 
-def test_a_truncated_record(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(3 * 3073 - 1))
-    with pytest.raises(READ_ERRORS):
-        read_cifar([tmp_path / "a.bin"], 1)
-
-
 def test_svhn_matrices(tmp_path: Path) -> None:
     images, labels = rng.integers(0, 256, (32, 32, 3, 12), np.uint8), np.arange(1, 13) % 10 + 1
     scipy.io.savemat(tmp_path / "train_32x32.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
@@ -46,21 +40,6 @@ def test_svhn_matrices(tmp_path: Path) -> None:
         (tmp_path / "train_32x32.mat").write_bytes(whole[:count])
         with pytest.raises(READ_ERRORS):
             svhn(tmp_path, "train")
-
-
-@pytest.mark.parametrize(("chunks", "packed"), [(None, False), ((16, 4, 4, 3), True)])
-def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: bool) -> None:
-    content, path = rng.integers(0, 256, (1500, 4, 4, 3), np.uint8), tmp_path / "a.h5"
-    with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=content, chunks=chunks, compression="gzip" if chunks else None)
-    if packed:
-        (tmp_path / "a.h5.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    for _ in range(2):  # the second time nothing has to be unpacked
-        array = read_h5(path, "x")
-        assert isinstance(array, np.memmap)
-        np.testing.assert_array_equal(array, content)
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_two_processes_map_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

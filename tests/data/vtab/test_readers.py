@@ -76,10 +76,10 @@ def test_caltech101(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("folder", "packed"), [(".", True), ("FashionMNIST/raw", False)])
 def test_fashion_mnist(tmp_path: Path, folder: str, packed: bool) -> None:
-    written = {}
-    for split, prefix, n in (("train", "train", 200), ("test", "t10k", 20)):
-        written[split] = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
-        for content, array in zip(("images", "labels"), written[split], strict=True):
+    images, labels = np.empty(0), np.empty(0)
+    for prefix, n in (("train", 200), ("t10k", 20)):
+        images, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
+        for content, array in (("images", images), ("labels", labels)):
             sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
             data = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
             path = tmp_path / folder / f"{prefix}-{content}-idx{array.ndim}-ubyte{'.gz' if packed else ''}"
@@ -88,8 +88,8 @@ def test_fashion_mnist(tmp_path: Path, folder: str, packed: bool) -> None:
     sizes = {split: len(load_dataset("fashion_mnist", split, root=tmp_path, download=False)) for split in SPLITS}
     assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200, "all": 220}
     data = read("fashion_mnist", tmp_path, "test").dataset
-    np.testing.assert_array_equal(pixels_of(data), np.repeat(written["test"][0][..., None], 3, axis=3))
-    np.testing.assert_array_equal(data.labels, written["test"][1])
+    np.testing.assert_array_equal(pixels_of(data), np.repeat(images[..., None], 3, axis=3))
+    np.testing.assert_array_equal(data.labels, labels)
     assert data.classes[9] == "Ankle boot"
 
 
@@ -139,7 +139,7 @@ def test_dtd(dtd: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"banded/banded_0000.jpg", r"1 classes, expected 47.*: get it again, downloaded .*vgg/data/dtd"),
+        (b"banded/banded_0000.jpg", "1 classes, expected 47.*get it again"),
         (b"\xff\xfe\x80", "UnicodeDecodeError"),
         (b"", "1 of the 47 files are missing, first .*banded_0000.jpg"),
     ],
@@ -149,7 +149,7 @@ def test_corrupt_files_are_reported(dtd: Path, content: bytes, message: str) -> 
         (dtd / "dtd" / "labels" / "train1.txt").write_bytes(content)
     else:
         (dtd / "dtd" / "images" / "banded" / "banded_0000.jpg").unlink()
-    with pytest.raises(UserError, match=rf"does not hold dtd as published .*{message}"):
+    with pytest.raises(UserError, match=message):
         read("dtd", dtd, "train")
 
 
@@ -206,15 +206,6 @@ def test_sun397(tmp_path: Path) -> None:
     assert data.classes[:2] == ("abbey", "apartment_building/outdoor")
     with pytest.raises(UserError, match=r"needs the list of the test split, .*/sun397_tfds_te.txt; looked in"):
         read("sun397", tmp_path, "test")
-
-
-def test_svhn(tmp_path: Path) -> None:
-    images, labels = rng.integers(0, 256, (32, 32, 3, 20), np.uint8), np.arange(20) % 10 + 1
-    scipy.io.savemat(tmp_path / "test_32x32.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
-    data, keys, _ = read("svhn", tmp_path, "test")
-    assert (keys, data.classes) == ([str(i) for i in range(20)], tuple("0123456789"))
-    assert data.labels[:11].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
-    np.testing.assert_array_equal(data.image(3), images[..., 3])
 
 
 @pytest.mark.parametrize("packed", [True, False])

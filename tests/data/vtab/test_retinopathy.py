@@ -1,15 +1,13 @@
 """The preparation of eyes: its geometry, its arithmetic, its files."""
 
-import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import encode
 from PIL import Image
 
 from vitlab.data.decode import ImageError
-from vitlab.data.vtab.readers import EyeEntry, eye_radius, prepare_eye
+from vitlab.data.vtab.readers import EyeEntry, prepare_eye
 
 
 def eye(height: int, width: int, radius: int) -> np.ndarray:
@@ -17,11 +15,6 @@ def eye(height: int, width: int, radius: int) -> np.ndarray:
     down, right = np.ogrid[:height, :width]
     inside = (down - height // 2) ** 2 + (right - width // 2) ** 2 <= radius**2
     return (inside[..., None] * np.array((180, 90, 40))).astype(np.uint8)
-
-
-def test_the_radius_is_that_of_the_middle_row() -> None:
-    assert eye_radius(eye(500, 700, 200)) == 200.5
-    assert eye_radius(np.zeros((300, 400, 3), np.uint8)) == 150  # nothing to see: half the height
 
 
 @pytest.mark.parametrize(("height", "width", "radius"), [(500, 700, 200), (900, 901, 440), (300, 700, 300)])
@@ -40,18 +33,6 @@ def test_local_average_is_subtracted_and_contrast_is_fourfold() -> None:
     middle = prepare_eye(image)[260:280, 260:280].astype(int)
     assert middle.max() == 128 + 4 * 20  # nine pixels are too few to raise the average of 61 x 61 by a level
     assert (middle[:7] == 128).all()
-
-
-def test_the_prepared_image_is_stored(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    Image.fromarray(eye(400, 500, 150)).save(tmp_path / "train" / "1_left.jpeg", quality=95)
-    entry = EyeEntry(str(tmp_path / "btgraham-300" / "train" / "1_left.jpeg"))
-    first = copy.deepcopy(entry).read()  # a copy is an EyeEntry too, also in a worker of the loader
-    with Image.open(tmp_path / "train" / "1_left.jpeg") as original:
-        wanted = encode(prepare_eye(np.asarray(original)), "JPEG", quality=72)
-    assert Path(entry.file).read_bytes() == wanted
-    (tmp_path / "train" / "1_left.jpeg").unlink()  # no longer needed
-    np.testing.assert_array_equal(entry.read(), first)
 
 
 def test_unreadable_originals_and_folders(tmp_path: Path) -> None:

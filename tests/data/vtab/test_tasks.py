@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from tfds_keys import KNOWN, computed_splits, known_keys
+from tfds_keys import computed_splits
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
@@ -73,12 +72,6 @@ def test_splits_of_known_keys(source: str) -> None:
         assert set(published.split()) <= set(keys)
 
 
-def test_known_keys_are_as_many_as_the_images() -> None:
-    for source in KNOWN:
-        for part, size in sources.SOURCES[source].sizes.items():
-            assert len(set(known_keys(source, part))) == size
-
-
 # ---------------------------------------------------------------------------------------------------- table
 
 
@@ -91,13 +84,6 @@ def test_the_table_is_the_benchmark() -> None:
     sizes = [6084, 10000, 1880, 6149, 3669, 21750, 26032, 32768, 5400, 6300, 42670]
     sizes += [15000, 15000, 22735, 73728, 73728, 711, 12150, 12150]
     assert [task.test_size for task in TASKS.values()] == sizes
-
-
-def test_the_parts_do_not_overlap() -> None:
-    for name, task in TASKS.items():
-        val, test = (*task.val, task.val[1] + 200), (*task.test, task.origin.sizes[task.test[0]])
-        taken = [(split, i) for split, start, stop in (("train", 0, 800), val, test) for i in range(start, stop)]
-        assert len(taken) == len(set(taken)) == 1000 + task.test_size, name
 
 
 # ------------------------------------------------------------------------------------------- published sets
@@ -163,25 +149,16 @@ def test_the_same_images_are_excluded_from_every_split(tmp_path: Path, options: 
 
 
 def test_other_data_is_refused(toy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, split, message in (("toi", "train", "the nearest: toy"), ("toy", "extra", "not 'extra'")):
+        with pytest.raises(UserError, match=message):
+            load_task(name, split, tmp_path)
     monkeypatch.setitem(sources.SOURCES, "toy", TOY._replace(sizes={"train": 1301}))
-    with pytest.raises(UserError, match="train part has 1300 images and the published one 1301; get it again, by"):
+    with pytest.raises(UserError, match="1300 images and the published one 1301"):
         load_task("toy", "train", tmp_path)
     (tmp_path / "toy.bin").unlink()
-    with pytest.raises(UserError, match=rf"toy needs toy.bin .*looked in {tmp_path}"):
+    with pytest.raises(UserError, match=rf"toy needs toy.bin .*{tmp_path}"):
         load_task("toy", "train", tmp_path)
     assert available("toy", tmp_path) == "-"
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "message"),
-    [
-        ("cifar", "train", "unknown VTAB task 'cifar'; the nearest: cifar100"),
-        ("svhn", "extra", "must be one of train, val, trainval, test, not 'extra'"),
-    ],
-)
-def test_unknown_and_missing_tasks(name: str, split: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        load_task(name, split, tmp_path, download=False)
 
 
 # ---------------------------------------------------------------------------------------------------- lists
@@ -200,13 +177,11 @@ def write_lists(folder: Path, classes: int, **texts: str) -> None:
 @pytest.mark.parametrize("below", ["", "vtab-1k"])
 def test_lists_have_precedence(below: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_lists(tmp_path / below / "smallnorb_azi", 18)
-    with caplog.at_level(logging.WARNING):
-        train = load_task("smallnorb_azimuth", "train", tmp_path)
-        test = load_dataset("vtab:smallnorb_azimuth", "test", root=tmp_path)
+    train = load_task("smallnorb_azimuth", "train", tmp_path)
+    test = load_dataset("vtab:smallnorb_azimuth", "test", root=tmp_path)
     assert (len(train), len(train.classes), train.name) == (800, 18, "vtab:smallnorb_azimuth")
     assert train.labels[:20].tolist() == [*range(18), 0, 1]
     assert test.image(7)[0, 0].tolist() == [1, 0, 0]
-    assert "is read from the lists in" in caplog.text
     assert "has 30 images and the benchmark's test part 12150" in caplog.text
     assert available("smallnorb_azimuth", tmp_path) == "lists"
 
@@ -214,11 +189,11 @@ def test_lists_have_precedence(below: str, tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("images/1.png 0\n" * 799, "has 799 lines, not the 800 of VTAB-1k"),
-        ("images/1.png ²\n" * 800, "line 1: 'images/1.png ²' is not an image and a label below 47"),
-        ("images/1.png\n" * 800, "line 1: 'images/1.png' is not an image and a label below 47"),
+        ("images/1.png 0\n" * 799, "799 lines, not the 800"),
+        ("images/1.png ²\n" * 800, "line 1: .* label below 47"),
+        ("images/1.png\n" * 800, "line 1: .* label below 47"),
         ("images/1.png 46\nimages/1.png 47\n" + "images/1.png 1\n" * 798, "line 2: .* label below 47"),
-        ("images/b.png 0\n" * 800, "lists .*images/b.png, which is missing"),
+        ("images/b.png 0\n" * 800, "images/b.png, which is missing"),
     ],
 )
 def test_invalid_lists(text: str, message: str, tmp_path: Path) -> None:
