@@ -120,7 +120,7 @@ def main(given: Arguments) -> None:
             for machine in given.machines:
                 for budget in given.budgets:
                     for dataset in given.sets:
-                        keys = dict(zip(KEYS, (dataset, budget, machine, seed), strict=True))
+                        keys: dict[str, Any] = dict(zip(KEYS, (dataset, budget, machine, seed), strict=True))
                         if tuple(keys.values()) not in known:
                             rows.append(run(given, keys))
                             file.write(json.dumps(rows[-1]) + "\n")

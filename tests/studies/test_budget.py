@@ -52,7 +52,7 @@ def test_when_the_time_is_over_the_complete_seeds_are_reported(tmp_path: Path) -
 def test_shorter_runs_decide_nothing(tmp_path: Path) -> None:
     short = plan(SMALL, "small", tmp_path, divisor=2)
     full = plan(SMALL, "small", tmp_path)
-    assert [run.config.steps for run in short.runs] == [run.config.steps // 2 for run in full.runs]
+    assert [run.config.total_steps(1) for run in short.runs] == [run.config.total_steps(1) // 2 for run in full.runs]
     assert not {*short.folders.values()} & {*full.folders.values()}
     run_unfinished(short, "cpu")
     report = write_report(SMALL, "small", short.results, tmp_path, short.divisor)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
-from vitlab.models.config import ModelConfig, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.variant import Rotary
 from vitlab.models.vit import build_model
 from vitlab.train.memory import activation_bytes, inference_bytes, rank_bytes, weight_counts
 from vitlab.train.precision import Precision
