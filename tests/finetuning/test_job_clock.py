@@ -134,6 +134,7 @@ def test_the_head_takes_the_images_that_there_is_time_for(
 ) -> None:
     """Parts of the same size with all classes: of eight, two here."""
     monkeypatch.setattr(head_module, "MIN_PART", 8)
+    monkeypatch.setattr(head_module, "PART_SECONDS", 1e-9)
     features, seen = LinearStage._features, []
 
     def counted(self: LinearStage, indices: Any, *arguments: Any, **options: Any) -> Any:

@@ -38,9 +38,9 @@ from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
-PARTS, MIN_PART = 8, 64
-"""With a budget the training images pass through the model in so many parts of at least so many images, each of all
-classes: the head is fitted to those that there was time for."""
+PARTS, MIN_PART, PART_SECONDS = 8, 64, 10.0
+"""With a budget the training images pass through the model in so many parts of at least so many images and planned
+seconds, each of all classes: the head is fitted to those that there was time for."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ class LinearStage(JobInputs):
     def _parts(self) -> list[Int[np.ndarray, " m"]]:
         """`_images` in PARTS of the same size, each with its part of every class; in one without a budget."""
         images, classes = self._images, len(self.splits.train.classes)
-        count = min(PARTS, len(images) // max(MIN_PART, 2 * classes)) if self.clock.limited else 1
-        if count <= 1:
+        seconds = len(images) * self.clock.image_seconds
+        count = min(PARTS, len(images) // max(MIN_PART, 2 * classes), int(seconds / PART_SECONDS))
+        if count <= 1 or not self.clock.limited:
             return [images]
         shuffled = generator(self.config.seed, Stream.PARTS).permutation(images)
         labels = self.splits.train.labels[shuffled]

@@ -20,6 +20,9 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import PLAN
 from vitlab.train.workdir import Workdir, write_json
 
+MIN_TIMED_SECONDS = 5.0
+"""Planned seconds of the shortest work that is compared with its plan: to start it takes a second or two as well."""
+
 
 @dataclass
 class JobClock:
@@ -95,10 +98,10 @@ class JobClock:
 
     @contextlib.contextmanager
     def timed(self, planned: float) -> Iterator[None]:
-        """Compares the planned seconds of the work inside with those that it takes."""
+        """Compares the planned seconds of the work inside with those that it takes, if it is long enough to tell."""
         start = time.monotonic()
         yield
-        if self.clock is not None:
+        if self.clock is not None and planned >= MIN_TIMED_SECONDS:
             self.clock.compare(planned, time.monotonic() - start)
 
     def _save(self) -> None:
