@@ -308,10 +308,9 @@ class FinetuneJob(JobInputs):
         enough = MIN_FINAL * clock.seconds("final") / config.runs
         records: dict[int, dict[str, Any]] = {}
         for number in range(config.runs):
-            can_end = bool(number or choice.scores)  # there is a model already
-            fits = not can_end or clock.fits(f"final run {number}", enough, clock.seconds("test"))
-            seed, lr = config.seed + number, tuned["learning_rate"]
-            if config.refit and fits:
+            seed, lr, has_model = config.seed + number, tuned["learning_rate"], bool(number or choice.scores)
+            name = f"final run {number}"
+            if config.refit and (not has_model or clock.fits(name, enough, clock.seconds("test"))):
                 single, path = self.run_config(lr, seed), workdir / f"run-{number}"
                 options: dict[str, Any] = {"thresholds": thresholds, "later": 1 - (number + 1) / config.runs}
                 result = self.train_and_test(single, path, f"run {number}", choice.alpha(config), **options)
