@@ -26,7 +26,7 @@ from finetune_peers_data import draw
 from run_record import describe_run
 from tyro.conf import Positional
 
-SETS = ("flowers102:5", "cifar10:100", "fashion_mnist:100", "digits:10")
+SETS = ("flowers102:10", "cifar10:100", "fashion_mnist:100", "digits:100")
 BUSY = [sys.executable, "-c", "while True: sum(range(100_000))"]
 KEYS = ("dataset", "budget", "machine", "seed")
 Machine = Literal["idle", "busy"]
@@ -43,7 +43,8 @@ class Arguments:
     """Seconds."""
     machines: tuple[Machine, ...] = ("idle", "busy")
     seeds: tuple[int, ...] = (0,)
-    test_images: int = 500
+    test_images: int = 250
+    """A fifth of the images of most sets. A test is never shortened."""
     out: Path = Path("budget.jsonl")
     """A row for each job, to which jobs are added."""
 
