@@ -1,4 +1,7 @@
-"""Checksums of a folder's files, in SHA256SUMS."""
+"""Checksums of a folder's files, in SHA256SUMS.
+
+`Workdir.write_result` writes them at the end of a run, for the files that `train/run_files.py` lists.
+"""
 
 import hashlib
 import logging

@@ -608,7 +608,7 @@ def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pyte
     monkeypatch.setattr(protocol, "MAX_HELD_OUT", 6)
     splits = load_splits(own.data)
     job = FinetuneJob("", "", splits, own, RunContext(torch.device("cpu")), print)
-    job = protocol._check_held_out(job, {"held_out"})
+    job = protocol._with_held_out(job, {"held_out"})
     assert job.config.held_out == pytest.approx(6 / 56)
     assert job.reasons == (("held_out", job.config.held_out, "the user's val split"),)
 
@@ -620,7 +620,7 @@ def test_a_fraction_to_hold_out_beside_a_val_is_an_error(workdir: Path, own: Fin
         tune(workdir, given, tmp_path / "out")
     alone = dataclasses.replace(given, data=dataclasses.replace(given.data, train_split="train"))
     job = FinetuneJob("", "", load_splits(alone.data), alone, RunContext(torch.device("cpu")), print)
-    assert protocol._check_held_out(job, set()).config.held_out == 0.3
+    assert protocol._with_held_out(job, set()).config.held_out == 0.3
 
 
 @pytest.mark.usefixtures("pretrained")

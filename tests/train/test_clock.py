@@ -55,7 +55,7 @@ def test_a_slow_machine_takes_fewer_steps(time: Time, slower_from: int, factor: 
 
 def test_at_least_one_more_step() -> None:
     over = Clock(10.0, started=-1e9)
-    assert TimeLimit(over, 1.0, 0.0).total_steps(step=7, total=100) == 8
+    assert TimeLimit(over, 1.0, 0.0).update(step=7, total=100) == 8
     assert over.left() < 0
 
 

@@ -65,10 +65,11 @@ class Ridge:
         n, width = full.shape
         eigenvalues, vectors = np.linalg.eigh(full.T @ full if n >= width else full @ full.T)
         self.eigenvalues: np.ndarray = np.maximum(eigenvalues, 0.0)
-        # In both forms W = outer @ diag(1 / (eigenvalues + l2)) @ inner.
+        # In the primal and the dual form W = outer @ diag(1 / (eigenvalues + l2)) @ inner.
         self._outer = vectors if n >= width else full.T @ vectors
         self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
-        # H = basis @ diag(1 / (eigenvalues + l2)) @ basis.T, in the dual form with the eigenvalues once more.
+        # The hat matrix is H = basis @ S @ basis.T, with S = diag(1 / (eigenvalues + l2)), in the dual form
+        # S = diag(eigenvalues / (eigenvalues + l2)).
         self._targets, self._basis, self._primal = targets, full @ vectors if n >= width else vectors, n >= width
 
     def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
@@ -91,7 +92,7 @@ class Ridge:
         shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
         errors = self._targets - self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
         scores = np.full_like(self._targets, np.nan)
-        for size in np.unique(sizes):  # all groups of one size at once
+        for size in np.unique(sizes):  # all groups of one size at once; 1 + 1e-9 keeps I - H invertible for copies
             rows = order[starts[sizes == size][:, None] + np.arange(size)]
             basis = self._basis[rows]
             if size <= basis.shape[2]:
@@ -126,7 +127,8 @@ def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False
     Deviation: ties go to the later l2; in Google's code they depend on the sort.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
-    return (ranks.sum(axis=0) - (ranks if leave_self_out else 0 * ranks)).argmax(axis=1)
+    totals = np.broadcast_to(ranks.sum(axis=0), ranks.shape)
+    return (totals - ranks if leave_self_out else totals).argmax(axis=1)
 
 
 # ------------------------------------------------------------------------------------------------ the training images

@@ -20,35 +20,36 @@ MEASURED_FRACTION = 0.1
 Measure = Callable[[FinetuneConfig, bool], ImageCost]
 """The cost at the image size of a config; with True, a training step is timed too."""
 HeadLoss = Callable[[FinetuneConfig, int], float]
-"""Leave-one-out loss of the least-squares head at the image size of a config, for so many training images."""
+"""Leave-one-out loss of the least-squares head at the image size of a config, for this many training images."""
 
 
 def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_loss: HeadLoss | None = None) -> Plan:
-    """The plan for the seconds that are `left()`. Measuring takes of them, MEASURED_FRACTION of the budget at most.
+    """The plan for the seconds that are `left()`. Measuring itself uses at most MEASURED_FRACTION of the budget.
 
     No size above the best of COMPARED_SIZES by `head_loss` is taken: small images may be harder to classify when they
     are enlarged. Raises UserError as `choose` does.
     """
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
-    costs.take(sizes[3 * len(sizes) // 4], train=False)
+    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)
 
     def choose_and_measure() -> Plan:
+        """Plans, measures at the planned size, and plans again, until that size is measured."""
         while True:
             try:
-                plan = choose(task, costs.of, PLANNED_FRACTION * left())
+                plan = choose(task, costs.nearest, PLANNED_FRACTION * left())
             except UserError:  # by the cost at another size
-                if not costs.take_more(task.sizes()[-1]):
+                if not costs.measure_if_time(task.sizes()[-1]):
                     raise
             else:
-                if not costs.take_more(plan.config):
+                if not costs.measure_if_time(plan.config):
                     return plan
 
     plan = choose_and_measure()
     if head_loss and "runs" in task.open_settings and len(sizes) > 1:
-        largest = choose(replace(task, config=head_only(task.config)), costs.of, PLANNED_FRACTION * left()).config
+        largest = choose(replace(task, config=head_only(task.config)), costs.nearest, PLANNED_FRACTION * left()).config
         if largest.data.subset_fraction == task.config.data.subset_fraction:
-            task = replace(task, largest=_best_side(task, largest, costs.of, PLANNED_FRACTION * left(), head_loss))
+            task = replace(task, largest=_best_side(task, largest, costs.nearest, PLANNED_FRACTION * left(), head_loss))
             plan = choose_and_measure()
     return plan
 
@@ -80,13 +81,13 @@ def _best_side(
     count = min(wanted, int(COMPARED_FRACTION * available / one_image))
     if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
         return side(largest)
-    losses = {side: head_loss(config, count) for side, config in compared.items()}
+    losses = {pixels: head_loss(config, count) for pixels, config in compared.items()}
     return min(losses, key=losses.__getitem__)
 
 
 @dataclass
 class _Costs:
-    """The costs measured so far, while more than `end` seconds are left."""
+    """The costs measured so far. Measuring stops when `end` seconds are left."""
 
     measure: Measure
     left: Callable[[], float]
@@ -95,19 +96,19 @@ class _Costs:
     timed: set[int] = field(default_factory=set)
     """Sides at which a training step was timed."""
 
-    def of(self, config: FinetuneConfig) -> ImageCost:
+    def nearest(self, config: FinetuneConfig) -> ImageCost:
         """The cost at the nearest size."""
         return self.by_side[min(self.by_side, key=lambda known: abs(known - side(config)))]
 
-    def take(self, config: FinetuneConfig, train: bool) -> None:
+    def measure_at(self, config: FinetuneConfig, train: bool) -> None:
         self.by_side[side(config)] = self.measure(config, train)
         self.timed |= {side(config)} if train else set()
 
-    def take_more(self, config: FinetuneConfig) -> bool:
+    def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config`; False if that was done, or the time for measuring is over."""
-        training = step_seconds(config, self.of(config).train(config.model)) if config.runs else math.inf
+        training = step_seconds(config, self.nearest(config).train(config.model)) if config.runs else math.inf
         train = side(config) not in self.timed and self.left() - training >= self.end
         if not train and (side(config) in self.by_side or self.left() < self.end):
             return False
-        self.take(config, train)
+        self.measure_at(config, train)
         return True

@@ -39,8 +39,8 @@ from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
 PARTS, MIN_PART, PART_SECONDS = 8, 64, 10.0
-"""With a budget the training images pass through the model in so many parts of at least so many images and planned
-seconds, each of all classes: the head is fitted to those that there was time for."""
+"""With a budget, the training images pass through the model in parts, each with its share of every class. The head is
+fitted to the parts that there was time for. A part has at least MIN_PART images and takes PART_SECONDS."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LinearStage(JobInputs):
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
         alone, flip = self.plain_head.loss, min(tried, key=losses.__getitem__)
-        kept = [view for mirrored, view in tried.items() if mirrored <= flip]
+        kept = [view for mirrored, view in tried.items() if flip or not mirrored]
         if losses[flip] >= alone:
             self.log("augmented training images make the least-squares head worse: none is augmented")
             plain = {name: getattr(DataConfig, name) for name in ("randaugment_layers", "randaugment_magnitude")}
@@ -274,8 +274,8 @@ def check_head(config: FinetuneConfig) -> None:
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """The training split without `fraction` of each class, and that held-out split, chosen by `seed` (App. B.1.1).
 
-    Groups are kept whole. Of "trainval" with the user's own val that is held out, `fraction` of all at most. Raises
-    UserError where one of the two is empty.
+    Groups are kept whole. If "trainval" contains the user's own val, this is held out, up to `fraction` of all images.
+    Raises UserError where one of the two is empty.
     """
     rest, held_out = map(dataset.take, hold_out_indices(dataset, fraction, seed))
     if not len(rest) or not len(held_out):

@@ -1,4 +1,5 @@
-"""The learning rate sweep (App. B.1.1) on a held-out part of the training split, and the runs after it."""
+"""A fine-tuning job: the least-squares head, the learning rate sweep (App. B.1.1) on a held-out part of the training
+split, the final runs, the tests and the result."""
 
 import dataclasses
 import functools
@@ -123,13 +124,22 @@ class FinetuneJob(JobInputs):
         labels. settings: more for config.json. later: fraction of the final runs that follows.
         """
         create_model = functools.partial(self.create_model, config.seed)
-        options: dict[str, Any] = {"init_id": self.init_id, "description": description, "thresholds": thresholds}
-        options["settings"] = settings or {}
-        options["limit"] = self._limit("final", later)
-        if self.config.head is not None and alpha < 1:
-            head = functools.cache(self.linear.classifier)  # not fitted for a finished run
-            options["finish"] = lambda model: average_weights(head(), model, alpha)
-        return run(config, path, self.splits, create_model, "finetune", self.context, **options).result
+        head = functools.cache(self.linear.classifier)  # not fitted for a finished run
+        averages = self.config.head is not None and alpha < 1
+        return run(
+            config,
+            path,
+            self.splits,
+            create_model,
+            "finetune",
+            self.context,
+            init_id=self.init_id,
+            description=description,
+            thresholds=thresholds,
+            settings=settings,
+            limit=self._limit("final", later),
+            finish=lambda model: average_weights(head(), model, alpha) if averages else model,
+        ).result
 
     def _limit(self, stage: str, later: float) -> TimeLimit | None:
         """The time limit of a training, which a fraction of its stage follows, and all later stages."""
@@ -237,15 +247,15 @@ class FinetuneJob(JobInputs):
         data = dataclasses.replace(config.data, eval_split=self.sweep_splits.val.split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
-    def sweep_and_runs(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Sweep and runs, each in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
+    def run_stages(self, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """All stages, each run in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
         settings = run_settings("finetune", self.init_id, self.splits, self.config) | {"reasons": self.reasons}
         with Workdir(workdir, settings, tensorboard=False, world=self.context.world) as folder:
             self.log(f"settings: {workdir / 'config.json'}")
             if not folder.finished:
                 self.clock.open(folder)
                 folder.truncate_logs(-1)  # one line per finished run, the same at every start
-                folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
+                folder.write_result(self._with_saved_microbatch(folder)._choose_and_test(folder))
             folder.write_report(make_report)
             return folder.read_result()
 
@@ -257,7 +267,7 @@ class FinetuneJob(JobInputs):
         size = choose_microbatch(self.config.single(), folder, unused, self.context.device, measured)
         return dataclasses.replace(self, context=dataclasses.replace(self.context, microbatch=size))
 
-    def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
+    def _choose_and_test(self, folder: Workdir) -> dict[str, Any]:
         """All choices first, then the tests: no test image, and no time of a test, decides anything."""
         config, workdir, clock = self.config, folder.path, self.clock
         choice = self._choose(folder)
@@ -269,7 +279,8 @@ class FinetuneJob(JobInputs):
         alpha = choice.alpha(config) if runs else 0.0
         if folder.writes:
             metadata = load_metadata(workdir / chosen)
-            metadata |= rejection_threshold(choice.tuned or {} if runs or not linear else linear["least_squares"])
+            chooser = linear["least_squares"] if linear and not runs else choice.tuned
+            metadata |= rejection_threshold(chooser or {})
             metadata |= {"alpha": alpha} if runs and config.head else {}
             save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
         result: dict[str, Any] = {"learning_rate": choice.learning_rate(config), "sweep": choice.scores}
@@ -288,8 +299,9 @@ class FinetuneJob(JobInputs):
         config, clock = self.config, self.clock
         if config.head is not None and not (folder.path / "linear" / "result.json").exists():
             self.linear.describe()
-        training = MIN_SWEEP * (clock.seconds("sweep") or clock.seconds("final")) + clock.seconds("score")
-        if not config.runs or (config.head and not clock.fits("fine-tuning", training, clock.seconds("test"))):
+        training = clock.seconds("sweep") if config.tried_rates else clock.seconds("final")
+        enough = MIN_SWEEP * training + clock.seconds("score")
+        if not config.runs or (config.head and not clock.fits("fine-tuning", enough, clock.seconds("test"))):
             return Choice()
         if not (scores := self.sweep(folder.path)):
             return Choice({"learning_rate": config.optim.lr})
@@ -312,8 +324,8 @@ class FinetuneJob(JobInputs):
             name = f"final run {number}"
             if config.refit and (not has_model or clock.fits(name, enough, clock.seconds("test"))):
                 single, path = self.run_config(lr, seed), workdir / f"run-{number}"
-                options: dict[str, Any] = {"thresholds": thresholds, "later": 1 - (number + 1) / config.runs}
-                result = self.train_and_test(single, path, f"run {number}", choice.alpha(config), **options)
+                alpha, later = choice.alpha(config), 1 - (number + 1) / config.runs
+                result = self.train_and_test(single, path, f"run {number}", alpha, thresholds, later=later)
             elif not number:
                 result = self.test_trained(workdir, tuned)
             else:

@@ -21,7 +21,7 @@ from vitlab.train.run_files import PLAN
 from vitlab.train.workdir import Workdir, write_json
 
 MIN_TIMED_SECONDS = 5.0
-"""Planned seconds of the shortest work that is compared with its plan: to start it takes a second or two as well."""
+"""Shorter work is not compared with its plan, because starting takes a second or two."""
 
 
 @dataclass
@@ -42,15 +42,15 @@ class JobClock:
 
     @property
     def image_seconds(self) -> float:
-        """Planned seconds for the representation of an image; 0 without a plan, as all that follows."""
+        """Planned seconds for the representation of an image; 0 without a plan."""
         return self.plan.cost.represent(self.plan.config.model) if self.plan else 0.0
 
     def seconds(self, stage: str) -> float:
-        """Planned seconds of a stage."""
+        """Planned seconds of a stage; 0 without a plan."""
         return self.plan.stage(stage) if self.plan else 0.0
 
     def after(self, stage: str) -> float:
-        """Planned seconds of the stages after this one."""
+        """Planned seconds of the stages after this one; 0 without a plan."""
         return self.plan.after(stage) if self.plan else 0.0
 
     @property
@@ -69,31 +69,32 @@ class JobClock:
             self.clock.restore(saved["seconds_left"])
         self._save()
 
-    def fits(self, part: str, seconds: float, after: float, remember: bool = True) -> bool:
+    def fits(self, part: str, seconds: float, after: float) -> bool:
         """Whether the planned `seconds` of a part, and of what must come `after` it, are left; decided once."""
-        clock = self.clock
-        if clock is None:
+        if self.clock is None:
             return True
         if part not in self.decisions:
-            fits = self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * (seconds + after))
-            if not remember:
-                return fits
-            self.decisions[part] = fits
+            self.decisions[part] = self._fits_now(seconds + after)
             self._save()
         return self.decisions[part]
 
+    def _fits_now(self, seconds: float) -> bool:
+        clock = self.clock
+        return clock is None or self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * seconds)
+
     def report(self) -> Report:
-        """The largest report, up to the planned one, that fits; the whole one without a budget."""
+        """The largest report, up to the planned one, that fits; the whole one without a budget. Not kept: the same
+        command makes a better one later."""
         if (plan := self.plan) is None or self.clock is None:
             return "whole"
         kinds: list[Report] = ["whole", "short"] if plan.report == "whole" else [plan.report]
         for kind in kinds:
-            if self.fits(kind, plan.report_seconds(kind), after=0.0, remember=False):
+            if self._fits_now(plan.report_seconds(kind)):
                 return kind
         return "none"
 
     def limit(self, step_seconds: float, after: float) -> TimeLimit | None:
-        """The time limit of a training, which planned seconds of other work follow."""
+        """The time limit of a training run that is followed by `after` planned seconds of other work."""
         return None if self.clock is None else TimeLimit(self.clock, step_seconds, after)
 
     @contextlib.contextmanager

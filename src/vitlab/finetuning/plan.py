@@ -4,9 +4,10 @@
 
 1. The least-squares head, the sweep and a final run that each see every image REFIT_EPOCHS times;
 2. the same without the final run, where the sweep sees every image MIN_EPOCHS times, or takes ENOUGH_STEPS;
-   both at the largest image size that fits, at least MIN_FRACTION of the head's in 3;
-3. the head alone, at the largest size that fits;
-4. the head alone, at the smallest size, of as many training images as fit.
+3. the head alone, at the largest image size that fits;
+4. the head alone, at the smallest size, on as many training images as fit.
+
+1 and 2 take the largest image size that fits, and none below MIN_FRACTION of the size in 3.
 
 `budget.py` measures the cost of an image.
 """
@@ -129,7 +130,8 @@ def _with_steps_that_fit(task: Task, plan: Plan, available: float) -> Plan | Non
     config = plan.config
     for views in VIEWS if "head_views" in task.open_settings else (config.head_views,):
         plan = replace(plan, config=replace(config, head_views=views))
-        head = plan.stage("head") and plan.stage("head") + plan.stage("test") / (config.runs + 1)
+        one_test = plan.stage("test") / (config.runs + 1)  # the head is tested, too
+        head = plan.stage("head") + one_test if config.head else 0.0
         rest = available - plan.stage("read") - plan.stage("report")
         if head <= (MAX_HEAD_FRACTION if config.runs else 1.0) * rest:
             break
@@ -144,7 +146,7 @@ def _with_steps_that_fit(task: Task, plan: Plan, available: float) -> Plan | Non
 
 
 def _fitting_steps(plan: Plan, available: float) -> int:
-    """Steps of a run with which the plan takes the `available` seconds; 0 if one does not fit."""
+    """Steps of a run with which the plan takes the `available` seconds, which are linear in them; 0 if none fits."""
     one, many = (replace(plan, config=with_steps(plan.config, steps)).seconds for steps in (1, 10_001))
     return 1 + int(1e4 * (available - one) / (many - one)) if one <= available else 0
 
@@ -184,8 +186,8 @@ def _subset(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], availabl
     config = head_only(config) if "runs" in task.open_settings else with_steps(config, _fewest_steps(config, task))
     plan, images = task.plan(config, cost_of(config)), task.images
     if not {"runs", "data.subset_fraction"} <= {*task.open_settings}:
-        used = task.budget - available / PLANNED_FRACTION
-        minutes = math.ceil((1.1 * plan.seconds / PLANNED_FRACTION + used) / 60)
+        already_spent = task.budget - available / PLANNED_FRACTION
+        minutes = math.ceil((1.1 * plan.seconds / PLANNED_FRACTION + already_spent) / 60)
         raise UserError(
             f"{images.train:,} training and {images.test:,} test images take {format_duration(plan.seconds)} or more "
             f"here; give --budget {minutes}m, or fewer images."

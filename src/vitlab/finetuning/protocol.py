@@ -15,7 +15,7 @@ from vitlab.config import FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.errors import UserError, quoted
-from vitlab.finetuning.budget import best_size, fit_budget
+from vitlab.finetuning.budget import Measure, best_size, fit_budget
 from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, Log
 from vitlab.finetuning.job_clock import JobClock
@@ -79,7 +79,7 @@ def sweep_and_finetune(
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     resolved, splits = _resolve(config, facts, workdir, open_settings, budget is not None, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, reasons=resolved.reasons)
-    job = _check_held_out(job, open_settings)
+    job = _with_held_out(job, open_settings)
     clock = None if budget is None else Clock(budget, started)
     job = _without_unreadable(_plan(job, workdir, clock, open_settings), open_settings)
     config = job.config
@@ -98,12 +98,12 @@ def sweep_and_finetune(
         from vitlab.inspection.write_pages import report
 
         if (kind := job.clock.report()) == "none":
-            log("no report: the time is over; the same command makes it")
+            log("no time left for the report; the same command makes it")  # `report` writes the model's card alone
         if (note := report(workdir, device=device, kind=kind).get("note")) is not None:
             log(note)
         return note is None
 
-    return Finetuned(config, job.sweep_and_runs(workdir, make_report), workdir)
+    return Finetuned(config, job.run_stages(workdir, make_report), workdir)
 
 
 def _resolve(
@@ -151,7 +151,7 @@ def _load_splits(config: FinetuneConfig, log: Log, world: World) -> Splits:
     return splits
 
 
-def _check_held_out(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
+def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
     """The job with the fraction of the user's own val as `held_out`, if there is one. With too few images to hold some
     out it is the least-squares head alone where `runs` is open; otherwise UserError is raised."""
     config, train = job.config, job.splits.train
@@ -171,7 +171,7 @@ def _check_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetun
         job = job.decide("the user's val split", dataclasses.replace(config, held_out=float(held_out)))
     config = job.config
     if config.head is None or "runs" not in open_settings:
-        hold_out(train, config.held_out, config.seed)
+        hold_out(train, config.held_out, config.seed)  # raises UserError if a part is empty
     elif not all(map(len, hold_out_indices(train, config.held_out, config.seed))):
         job.log(
             f"{len(train)} images are too few to hold {config.held_out:.0%} of a class out: only the head is fitted"
@@ -181,12 +181,38 @@ def _check_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetun
 
 
 def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: Collection[str]) -> FinetuneJob:
-    """The job with the `open_settings` that a plan chooses, for the time of the `clock` if there is one and no plan in
-    `workdir`, and with the measured micro-batch. Logs the plan, unless the job is finished."""
-    world, splits = job.context.world, job.splits
-    resumed = world.broadcast_object(lambda: (workdir / "config.json").exists())
-    images = Images(len(splits.train), len(splits.test))
+    """The job with the `open_settings` that a plan chooses, for the time of the `clock` if there is one, and with the
+    measured micro-batch. An interrupted job keeps its plan. Logs the plan, unless the job is finished."""
+    world, images = job.context.world, Images(len(job.splits.train), len(job.splits.test))
+    resumed, finished = world.broadcast_object(
+        lambda: [(workdir / name).exists() for name in ("config.json", "result.json")]
+    )
     task = Task(job.config, images, open_settings, math.inf if clock is None else clock.seconds)
+    measure = _cached_measure(job)
+    if not resumed and clock is not None:
+        job = _fit_budget(job, task, measure, clock)
+    elif not resumed:
+        job = _choose_size(job, task, measure)
+    elif clock is not None:
+        what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
+        size = "x".join(map(str, job.config.model.image_hw))
+        job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
+    if finished:
+        return job
+    plan = task.plan(job.config, measure(job.config, clock is None))
+    plan = dataclasses.replace(plan, images=Images(len(job.splits.train), len(job.splits.test)))
+    note = " (what is finished is not repeated)" if resumed else ""
+    job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
+    if clock is None and not resumed and SHORT < plan.seconds < math.inf:
+        job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
+    if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
+        job.log("this takes longer than --budget; Ctrl-C stops it")
+    context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
+    return dataclasses.replace(job, context=context, clock=JobClock(plan, clock, world))
+
+
+def _cached_measure(job: FinetuneJob) -> Measure:
+    """Measures each image size once, or a second time if a training step is to be timed too."""
     measured: dict[tuple[Any, bool], ImageCost] = {}
 
     def measure(config: FinetuneConfig, train: bool) -> ImageCost:
@@ -197,34 +223,27 @@ def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: C
             measured[size, train] = job.measure_cost(config, train)
         return measured.get((size, True)) or measured[size, train]
 
-    if clock is not None and resumed:
-        what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
-        size = "x".join(map(str, job.config.model.image_hw))
-        job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
-    elif clock is not None:
-        plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), job.head_loss)
-        for line in left_out(task, plan):
-            job.log(line)
-        if plan.config.data.subset_fraction != job.config.data.subset_fraction:
-            splits = load_splits(plan.config.data, world, plan.config.loss == "sigmoid")
-        job = dataclasses.replace(job.decide("the time budget", plan.config), splits=splits)
-    elif not resumed:
-        job = job.decide("the number of epochs", adapt_to_epochs(job.config, images.train, open_settings))
-        if job.config.head and "model.image_size" in open_settings:
-            task = dataclasses.replace(task, config=job.config)
-            job = job.decide("leave-one-out losses", best_size(task, measure, job.head_loss))
-    if world.broadcast_object(lambda: (workdir / "result.json").exists()):
-        return job
-    plan = task.plan(job.config, measure(job.config, clock is None))
-    plan = dataclasses.replace(plan, images=Images(len(splits.train), len(splits.test)))
-    note = " (what is finished is not repeated)" if resumed else ""
-    job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
-    if clock is None and not resumed and SHORT < plan.seconds < math.inf:
-        job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
-    if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
-        job.log("this takes longer than --budget; Ctrl-C stops it")
-    context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
-    return dataclasses.replace(job, context=context, clock=JobClock(plan, clock, world))
+    return measure
+
+
+def _fit_budget(job: FinetuneJob, task: Task, measure: Measure, clock: Clock) -> FinetuneJob:
+    """The job with the settings that fit the time; logs what is left out."""
+    world, splits = job.context.world, job.splits
+    plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), job.head_loss)
+    for line in left_out(task, plan):
+        job.log(line)
+    if plan.config.data.subset_fraction != job.config.data.subset_fraction:
+        splits = load_splits(plan.config.data, world, plan.config.loss == "sigmoid")
+    return dataclasses.replace(job.decide("the time budget", plan.config), splits=splits)
+
+
+def _choose_size(job: FinetuneJob, task: Task, measure: Measure) -> FinetuneJob:
+    """The job without a budget: what few epochs ask for, and the image size by the head."""
+    job = job.decide("the number of epochs", adapt_to_epochs(job.config, task.images.train, task.open_settings))
+    if job.config.head and "model.image_size" in task.open_settings:
+        task = dataclasses.replace(task, config=job.config)
+        job = job.decide("leave-one-out losses", best_size(task, measure, job.head_loss))
+    return job
 
 
 def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
@@ -238,7 +257,7 @@ def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> Fin
             f"{len(splits.unreadable)} images cannot be read and are skipped, the first {quoted(first['path'])} "
             f"({first['reason']}); result.json and the report list them"
         )
-    return _check_held_out(dataclasses.replace(job, splits=splits), open_settings)
+    return _with_held_out(dataclasses.replace(job, splits=splits), open_settings)
 
 
 def default_workdir(dataset: str) -> Path:

@@ -56,25 +56,23 @@ class Plan:
         represent, evaluate, train = cost.represent(model), cost.evaluate(model), cost.train(model)
         views, rates = config.head_views or 0, len(config.tried_rates) if config.runs else 0
         steps, batch = config.total_steps(images.train), config.batch_size
-        sweep_steps = config.sweep_steps or steps
+        sweep_steps, final_runs = config.sweep_steps or steps, config.runs if config.refit else 0
         fitted = head_images(config, images.train, model.num_classes) if config.head else 0
-        held_out = config.held_out * images.train
-        scored = rates * held_out * (evaluate + len(ALPHAS) * represent * bool(config.head))
-        trained = config.runs if config.refit else 0
-        tests = config.runs + bool(config.head)
-        epochs = steps * batch / images.train
-        rows = (
-            ("read", sum(images) * cost.read * (config.data.on_error == "skip"), "every image once"),
-            ("head", (1 + views) * fitted * represent, f"least squares: {fitted:,} images, {views} augmented views"),
-            ("sweep", rates and rates * sweep_steps * batch * train, f"{rates} x {sweep_steps:,} steps of {batch}"),
-            ("score", scored, f"about {round(held_out):,} images held out"),
-            ("final", trained and trained * steps * batch * train, f"{trained} x {steps:,} steps of {batch}"),
-            ("test", tests * images.test * evaluate, f"{tests} x {images.test:,} images"),
-            ("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
-        )
-        text = f" images ({epochs:.1f} epochs)"
-        return tuple(
-            Stage(name, float(seconds), what + text * (name in ("sweep", "final"))) for name, seconds, what in rows
+        held_out, tests = config.held_out * images.train, config.runs + (1 if config.head else 0)
+        score = evaluate + (len(ALPHAS) * represent if config.head else 0.0)
+        epochs = f"images ({steps * batch / images.train:.1f} epochs)"
+
+        def training(runs: int, steps: int) -> float:
+            return runs * steps * batch * train if runs else 0.0  # train may be infinite
+
+        return (
+            Stage("read", sum(images) * cost.read if config.data.on_error == "skip" else 0.0, "every image once"),
+            Stage("head", (1 + views) * fitted * represent, f"least squares: {fitted:,} images, {views} views"),
+            Stage("sweep", training(rates, sweep_steps), f"{rates} x {sweep_steps:,} steps of {batch} {epochs}"),
+            Stage("score", rates * held_out * score, f"about {round(held_out):,} images held out"),
+            Stage("final", training(final_runs, steps), f"{final_runs} x {steps:,} steps of {batch} {epochs}"),
+            Stage("test", tests * images.test * evaluate, f"{tests} x {images.test:,} images"),
+            Stage("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
         )
 
     @property
@@ -96,9 +94,10 @@ class Plan:
         if kind == "none":
             return 0.0
         seen = REPORT_IMAGES * self.cost.evaluate(self.config.model) * self.cost.processes
-        compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)
-        compares = kind == "whole" and sum(self.images) <= MAX_COMPARED
-        return REPORT_SECONDS[kind] + seen + compares * compared
+        compared = 0.0
+        if kind == "whole" and sum(self.images) <= MAX_COMPARED:
+            compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)
+        return REPORT_SECONDS[kind] + seen + compared
 
     def table(self, device: str) -> str:
         """The plan as lines of text."""
@@ -119,10 +118,10 @@ def _duration(seconds: float) -> str:
 
 
 def head_images(config: FinetuneConfig, count: int, classes: int) -> int:
-    """How many of the `count` training images pass through the stage.
+    """How many of the `count` training images the head is fitted to and scored on.
 
-    Beside those held out at most HEAD_IMAGES, or HEAD_SHOTS of each class, where fine-tuning follows: it learns more
-    from the time that the others would take.
+    Where fine-tuning follows, at most HEAD_IMAGES, or HEAD_SHOTS of each class, and the images held out: fine-tuning
+    makes better use of the time.
     """
     held_out = round(config.held_out * count) if config.tried_rates else 0
     return min(count, max(HEAD_IMAGES, HEAD_SHOTS * classes) + held_out) if config.runs else count

@@ -3,7 +3,8 @@
 [q, k, v] = z U_qkv; A = softmax(q k^T / sqrt(Dh)); SA(z) = A v; the heads are joined and multiplied by U_msa.
 
 `attention_weights` is Eq. 6 as it stands, for training on a CPU and for the figures. `attention` chooses between it and
-torch's fused kernel, which computes the same. `Block` calls `Attention`; `inspection/attention.py` reads its maps.
+torch's fused kernel, which computes the same. The softmax is in the dtype of q and k: float32, or bfloat16 where the
+weights are; figures take float32. `Block` calls `Attention`; `inspection/attention.py` reads its maps.
 
 Letters as in the paper: B images, T tokens, S tokens attended to, D width, k heads, Dh = D / k.
 
@@ -63,10 +64,11 @@ def attention(
     needs_grad = requires_grad and torch.is_grad_enabled() and not tracing
     forward_mode = forward_ad._current_level >= 0  # fused attention does not support forward-mode AD
     backend = attention_backend(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2])
-    if backend == "fused" and not forward_mode:
+    if backend == "fused" and not forward_mode:  # a GPU, or a CPU without gradients
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    if needs_grad and not forward_mode:
+    if needs_grad and not forward_mode:  # training on a CPU: Eq. 6 with a backward pass of its own
         return matmul_attention(q, k, v, bias)
+    # bfloat16 without gradients on a CPU, and forward-mode derivatives
     return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
 
 
@@ -201,8 +203,11 @@ class Attention(nn.Module):
         return self._merge(attention(*self.project_cross(queries, tokens)))
 
     def project_cross(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:
-        """Queries of `queries`, keys and values of `tokens`. All of `qkv` projects both, and part of each product is
-        unused: hooks, adapters and quantized layers act on the module, not on its weights."""
+        """Queries of `queries`, keys and values of `tokens`.
+
+        The whole `qkv` layer is applied to both, and what is not needed is dropped: hooks, adapters and quantized
+        layers wrap the module, not its weights.
+        """
         q, _, _ = self.project(queries)
         _, k, v = self.project(tokens)
         return q, k, v

@@ -46,7 +46,8 @@ class PositionEmbedding(nn.Module):
         self.kind = kind
         num_prefix = config.num_position_prefix
         self.num_with_position = 0 if kind == "sincos2d" else num_prefix
-        """Number of the prefix tokens with a row, the first ones; those without a row follow, then the patches."""
+        """Prefix tokens that have a row. Those without a row follow, then the patches: of a class token and 4 registers
+        the first has a row."""
         self.num_without_position = config.num_prefix_tokens - self.num_with_position
         copies = config.depth if config.position_at == "every" else 1
         self.table: nn.Parameter | Tensor | None = None
@@ -59,7 +60,7 @@ class PositionEmbedding(nn.Module):
             self.rows = nn.Parameter(torch.empty(copies, h, d // 2))
             self.prefix = nn.Parameter(torch.empty(copies, num_prefix, d)) if num_prefix else None
         for name, table in fixed_tables(config, config.grid).items():
-            self.__dict__.pop(name, None)
+            self.__dict__.pop(name, None)  # `register_buffer` refuses a name that is an attribute, such as `table`
             self.register_buffer(name, table, persistent=False)
 
     def tables(self, grid: tuple[int, int] | None = None) -> Tables:
@@ -74,7 +75,7 @@ class PositionEmbedding(nn.Module):
             return None
         tables = self.tables() if tables is None else tables
         if self.kind == "2d":
-            layer = layer % tables["rows"].shape[0]
+            layer = layer % tables["rows"].shape[0]  # one table for every block, or one for all
             columns, rows = tables["columns"][layer], tables["rows"][layer]
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)

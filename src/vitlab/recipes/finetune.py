@@ -1,8 +1,9 @@
 """Table 4: fine-tuning. SGD with momentum, cosine decay, batch 512, no decay, gradients clipped, 384 pixels.
 
 The base learning rate is the best of the row's grid on images held out of the training split (App. B.1.1); `optim.lr`
-is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's. Below the
-rows of the table stand ours for any images: `custom` (BiT's rule), `bit` and `staged`, the default of the command.
+is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's. The last
+functions are ours, for any images: `custom` (BiT's rule), `bit` and `staged`, the default of the command. They leave
+settings open (`OPEN`), which the rules in `rules.py` choose.
 
     vitlab finetune CHECKPOINT --recipe cifar10 --runs 3
 """
@@ -24,16 +25,12 @@ TABLE4 = {
     "": ((0.003, 0.01, 0.03), 0.1, 500, 100),
 }
 """Data set -> base learning rates, held-out fraction, steps, and warm-up steps. Warm-up is not in the table; the steps
-are those of Google's code. The last row is ours, for any images."""
+are those of Google's code. The last row, without a data set, is ours, for any images."""
 
-OPEN = {
-    "custom": ("steps", "optim.warmup_steps", "mixup", "batch_size", "sweep_steps", "loss", "model.image_size"),
-    "bit": ("steps", "optim.warmup_steps", "mixup"),
-}
-OPEN["custom"] += ("data.eval_resize", "data.eval_interpolation")
-OPEN["bit-small"] = OPEN["bit"]
-OPEN["staged"] = (*OPEN["custom"], "learning_rates", "held_out", "refit", "runs", "head_views")
-OPEN["staged"] += ("data.subset_fraction", "data.min_area")
+BIT = ("steps", "optim.warmup_steps", "mixup")
+CUSTOM = (*BIT, "batch_size", "sweep_steps", "loss", "model.image_size", "data.eval_resize", "data.eval_interpolation")
+STAGED = ("learning_rates", "held_out", "refit", "runs", "head_views", "data.subset_fraction", "data.min_area")
+OPEN = {"bit": BIT, "bit-small": BIT, "custom": CUSTOM, "staged": (*CUSTOM, *STAGED)}
 """Recipe -> the settings that it leaves open, for `resolve` to choose; without a row a recipe has none."""
 
 
@@ -101,9 +98,9 @@ def bit_small() -> FinetuneConfig:
 def staged() -> FinetuneConfig:
     """Your own images, not the paper's protocol: the least-squares head first, then AdamW from it.
 
-    The later a block, the larger its learning rate. A first run without a fifth of the training images, at most 1,000,
-    compares held-out losses to decide whether fine-tuning is better than the head alone. It takes all its steps, as
-    the first ones make the head worse.
+    The later a block, the larger its learning rate. The sweep trains without a fifth of the training images, at most
+    1,000, and compares the losses on these: is the fine-tuned model better than the head alone? The sweep takes as many
+    steps as the final run, because the first steps make the head worse.
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)

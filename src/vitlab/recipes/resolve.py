@@ -54,6 +54,7 @@ class Facts:
     """What is known of a job; None where it is not known yet."""
 
     device_type: str = "cuda"
+    """On a CPU the default image size and the number of steps are smaller."""
     checkpoint: ModelConfig | None = None
     preprocessing: Preprocessing | None = None
     """The checkpoint's, for test images."""
@@ -108,7 +109,7 @@ def resolve(
         chosen: Any = choose(config, left, facts)
         reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in left]
         config = chosen
-    if facts.examples is not None:  # what is as in the recipe, too: on another device it might be chosen otherwise
+    if facts.examples is not None:  # also what kept the recipe's value: another device could choose differently
         unchanged = left - {reason.setting for reason in reasons}
         values = dict(changes(None, config))
         reasons += [Reason(name, values[name], RECIPE) for name in sorted(unchanged)]
@@ -152,7 +153,8 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def changes(before: Any, after: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of the settings in which two configs differ, with the values of the second; all, beside None."""
+    """Dotted names of the settings in which two configs differ, with the values of the second. All settings where
+    `before` is None."""
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name, None), getattr(after, field.name)
         if dataclasses.is_dataclass(new) and (before is None or type(old) is type(new)):
@@ -195,7 +197,9 @@ def _choose_by_checkpoint(config: Any, left: frozenset[str], facts: Facts) -> Fi
         raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
     if facts.interpolation is not None:
         if not isinstance(source, ViTConfig):
-            raise UserError(f"interpolation={facts.interpolation!r} is of position embeddings, which a ResNet has not.")
+            raise UserError(
+                f"interpolation={facts.interpolation!r} resamples position embeddings, and a ResNet has none."
+            )
         source = override(source, position_interpolation=facts.interpolation)
     size = facts.image_size
     if size is None and preprocessing is not None and "model.image_size" in left:

@@ -1,4 +1,4 @@
-"""As many steps of a run as fit into a time budget."""
+"""Fits the number of steps of a run to a time budget."""
 
 import dataclasses
 import math
@@ -21,10 +21,10 @@ MIN_STEPS = 10
 def fit_steps(
     config: TrainConfig, workdir: Path, splits: Splits, context: RunContext, clock: Clock, log: Callable[[str], None]
 ) -> tuple[TrainConfig, tuple[Reason, ...], TimeLimit | None]:
-    """`config` with the steps that fit, at most its own, and warm-up in proportion; why; and the limit of the run.
+    """Returns `config` with the steps that fit, the reasons, and the time limit.
 
-    An interrupted run keeps its number of steps; a finished one has no limit. Raises UserError where MIN_STEPS do not
-    fit.
+    The steps are at most those of `config`; the warm-up is in proportion. An interrupted run keeps its number of steps,
+    and a finished one has no limit. Raises UserError where MIN_STEPS do not fit.
     """
     world, train, model = context.world, splits.train, config.model
     saved = load_reasons(workdir, world)
@@ -40,9 +40,10 @@ def fit_steps(
         log(f"resuming the plan in {workdir}: {kept.steps:,} steps")
         return kept, saved, limit
     left, whole = world.broadcast_object(clock.left), config.total_steps(len(train))
-    each = step + (len(splits.val) * evaluate / config.eval_every if config.eval_every else 0.0)
+    each = step + (len(splits.val) * evaluate / config.eval_every if config.eval_every else 0.0)  # with its evaluations
     fewest = min(MIN_STEPS, whole)
-    if (needed := fewest * each + after) > PLANNED_FRACTION * left:
+    needed = fewest * each + after
+    if needed > PLANNED_FRACTION * left:
         minutes = math.ceil((needed / PLANNED_FRACTION + clock.seconds - left) / 60)
         raise UserError(
             f"{fewest} steps of {config.batch_size:,} images and the test take {format_duration(needed)} or more here; "

@@ -1,4 +1,4 @@
-"""What a run takes on this machine, in seconds per image: measured on a few images, in proportion at other sizes."""
+"""Seconds per image of a run on this machine: measured on a few images, scaled by MACs to other image sizes."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class ImageCost:
-    """Seconds per image of a run by all processes together. Evaluation and training overlap with reading on a GPU."""
+    """Wall-clock seconds per image across all ranks. On a GPU, reading overlaps with evaluation and training."""
 
     step: StepCost
     macs: int
@@ -34,7 +34,7 @@ class ImageCost:
     processes: int = 1
     """World size."""
     workers: int = 0
-    """Loader processes of each rank beside a GPU; on a CPU they would take its cores."""
+    """Loader workers of each rank; 0 on a CPU, where they would compete for cores."""
     cores: int = 1
     """CPU cores for images that are only decoded."""
 
@@ -74,11 +74,11 @@ def measure_cost(config: TrainConfig, dataset: Dataset, context: RunContext, tra
 
 
 def _measure_decode(config: TrainConfig, dataset: Dataset) -> float:
-    """Seconds to read and prepare an image, of a few."""
+    """Seconds to read and prepare an image, averaged over a few."""
     transform = EvalTransform(config.model.image_hw, config.data.preprocessing(config.model.image_size))
     started, done = time.perf_counter(), 0
     for index in np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(int).tolist():
-        with contextlib.suppress(ImageError):  # the run says what becomes of it
+        with contextlib.suppress(ImageError):  # the run reports it
             transform.apply([dataset.image(index)])
             done += 1
     return (time.perf_counter() - started) / max(done, 1)

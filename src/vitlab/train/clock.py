@@ -1,13 +1,13 @@
 """A time budget: what is left of it, and how many steps of a training fit.
 
 A plan is made before the work. The clock is asked again while it runs: where the machine is slower than planned, the
-training is shortened. The learning rate follows the fraction of the training that is done, so a shortened run ends its
-decay, too. Every change is an event in the state of the run (`Schedule.changes`), which a resumed run reads from its
-checkpoint.
+training is shortened. The learning rate follows the fraction of the training that is done, so the schedule still
+reaches its end. Every change is an event in the state of the run (`Schedule.changes`), which a resumed run reads from
+its checkpoint.
 
     clock = Clock(600.0)
     limit = TimeLimit(clock, step_seconds=0.5, after=60.0)
-    limit.total_steps(step=100, total=900)  # 900, or as many as end 60 seconds before the budget does
+    limit.update(step=100, total=900)  # 900, or as many as end 60 seconds before the budget does
 """
 
 import statistics
@@ -59,8 +59,9 @@ class TimeLimit:
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _last: float | None = None
 
-    def total_steps(self, step: int, total: int) -> int:
-        """Steps that fit in all, after `step` of them; at most `total`, and at least one more. Called before each."""
+    def update(self, step: int, total: int) -> int:
+        """Times the last step, and returns how many steps fit in all: at most `total`, and at least one more than
+        `step`. Called before each step."""
         now = time.monotonic()
         if self._last is not None:
             self._times.append(now - self._last)
@@ -87,11 +88,14 @@ class Schedule:
         return self.changes[-1][1] if self.changes else self.planned
 
     def fitting(self, step: int) -> int:
-        """As many of these as fit into the time limit."""
-        return self.total if self.limit is None else self.limit.total_steps(step, self.total)
+        """Total steps that fit the time limit, after `step` steps."""
+        return self.total if self.limit is None else self.limit.update(step, self.total)
 
     def position(self, step: int) -> float:
-        """Where `step` of the run stands among the planned steps: the same fraction of what was left is done."""
+        """Where `step` of a shortened run stands among the planned steps.
+
+        Planned 900 and cut to 500 at step 100: step 300 is at position 500, halfway through what was left.
+        """
         start, done, total = 0, 0.0, self.planned
         for change, new_total in self.changes:
             if change >= step:
