@@ -10,7 +10,7 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.models.variant import Rotary
+from vitlab.models.variant import Rotary, override
 from vitlab.models.vit import build_model
 from vitlab.train.memory import activation_bytes, inference_bytes, rank_bytes, weight_counts
 from vitlab.train.precision import Precision
@@ -67,7 +67,7 @@ def test_counts_of_every_tensor(
     """Of a step on the meta device, where every allocation was recorded; to the byte that of a step on a CPU."""
     config = get_config(model) if isinstance(model, str) else model
     of_run = {name: value for name, value in settings.items() if name in TrainConfig.__dataclass_fields__}
-    config = change(config, **{name: value for name, value in settings.items() if name not in of_run})
+    config = override(config, **{name: value for name, value in settings.items() if name not in of_run})
     run = TrainConfig(model=config, steps=1, batch_size=images, **of_run)
     counted = sum(rank_bytes(run, images, precision, device).values()) / 1e6
     assert counted == pytest.approx(megabytes, rel=0.08)

@@ -63,7 +63,7 @@ def test_a_trunk_of_timm(tmp_path: Path) -> None:
     vision = {"image_size": 24, "timm_model_name": name, "timm_pool": "map"}
     state = behind("visual.trunk.", theirs.state_dict())
     config: Any = load_model(folder(tmp_path / "siglip", state, vision, {"mean": HALF[0]}), assume={"heads": 4}).config
-    assert (config.gelu, config.pool, config.heads) == ("tanh", "map", 4)
+    assert (config.variant.gelu, config.pool, config.heads) == ("tanh", "map", 4)
     vision["timm_model_name"] = "swin_base_patch4_window7_224"
     with pytest.raises(UserError, match="swin"):
         load_model(folder(tmp_path / "swin", state, vision, {}))
@@ -96,4 +96,4 @@ def test_an_invalid_config_names_the_field(tmp_path: Path) -> None:
         load_model(path)
     path = folder(tmp_path / "eps", clip(create().state_dict()), VISION | {"norm_kwargs": {"eps": 1e-3}}, {})
     config: Any = load_model(path).config
-    assert config.layer_norm_eps == 1e-3
+    assert config.variant.layer_norm_eps == 1e-3

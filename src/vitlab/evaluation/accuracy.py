@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
+"""Accuracy and loss of a model on a data set, every image counted exactly once."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
