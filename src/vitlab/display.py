@@ -29,7 +29,11 @@ class ProgressDisplay:
     def __init__(
         self, label: str, total: int | float, unit: str = "images", quiet: bool = False, done: int = 0
     ) -> None:
-        self.label, self.total, self.unit, self.quiet, self._done_before = label, total, unit, quiet, done
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.quiet = quiet
+        self._done_before = done
         if self._live:
             self._bar = self._live[0]
         else:

@@ -176,7 +176,9 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
         match = LEFTOVER.fullmatch(path.name)
         if match is None or (name is not None and match[1] != name):
             continue
-        target, new, old = folder / match[1], path.with_suffix(".new"), path.with_suffix(".old")
+        target = folder / match[1]
+        new = path.with_suffix(".new")
+        old = path.with_suffix(".old")
         with _hold(new) as held, suppress(OSError):
             if new.exists() and not held:
                 continue

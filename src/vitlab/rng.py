@@ -28,7 +28,8 @@ class Stream(enum.IntEnum):
 
 def philox(seed: int, stream: Stream, epoch: int = 0, example: int = 0) -> Philox:
     """The bit generator of a stream; its `random_raw` gives uint64."""
-    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, stream, example], np.uint64)
+    key = np.array([seed, epoch], np.uint64)
+    counter = np.array([0, 0, stream, example], np.uint64)
     return Philox(key=key, counter=counter)
 
 

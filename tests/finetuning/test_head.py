@@ -238,13 +238,13 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     """Though less memory is free when the job resumes."""
     measured = [8, 4]
 
-    def measure(self: FinetuneJob, config: FinetuneConfig, _train: bool) -> ImageCost:
+    def measure(config: TrainConfig, *_: Any) -> ImageCost:
         return ImageCost(StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None), config.model.forward_macs)
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FinetuneJob, "measure_cost", measure)
+    monkeypatch.setattr(protocol, "measure_cost", measure)
     one = dataclasses.replace(staged, learning_rates=(3e-3,), sweep_steps=None)
     with monkeypatch.context() as patch:
         patch.setattr(FinetuneJob, "train_and_test", stopped)

@@ -105,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return
         try:
-            url, length = urlsplit(self.path), int(self.headers.get("Content-Length", ""))
+            url = urlsplit(self.path)
+            length = int(self.headers.get("Content-Length", ""))
             if length < 0:
                 raise ValueError
         except ValueError:  # of more digits than Python reads, too

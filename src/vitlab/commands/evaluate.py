@@ -176,7 +176,8 @@ class Predict:
                 for prediction in predict(self.checkpoint, read_names(self.sources), self.options, **options):
                     if write_row:
                         write_row(prediction)
-                    done, failed = done + 1, failed + (prediction.error is not None)
+                    done += 1
+                    failed += prediction.error is not None
                     self._print(prediction)
             except KeyboardInterrupt:
                 print_note(f"{done} images were done{f' and are in {self.csv}' if write_row else ''}")

@@ -93,13 +93,15 @@ def _row(flag: Flag, every: bool) -> str:
 def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
     """The arguments of a command, except the settings of its `config`. Those of a dataclass in it have its name as
     prefix, unless that is empty."""
-    hints, texts = typing.get_type_hints(kind, include_extras=True), field_texts(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    texts = field_texts(kind)
     for field in dataclasses.fields(kind):
         hint, text = hints[field.name], texts.get(field.name, "")
         marks = getattr(hint, "__metadata__", ())
         if field.name == "config" or tyro.conf.Suppress in marks:
             continue
-        name, metavar = f"--{prefix}{field.name.replace('_', '-')}", _metavar(hint)
+        name = f"--{prefix}{field.name.replace('_', '-')}"
+        metavar = _metavar(hint)
         value = None if field.default is dataclasses.MISSING else field.default
         for mark in marks:
             text = getattr(mark, "help", None) or text
@@ -123,7 +125,8 @@ def _settings_flags(name: str, words: Sequence[str], every: bool) -> Iterator[Fl
     left = OPEN.get(recipe, ()) if is_finetuning(name, words) else ()
 
     def rows(part: Any, section: str) -> Iterator[Flag]:
-        hints, texts = typing.get_type_hints(type(part), include_extras=True), field_texts(type(part))
+        hints = typing.get_type_hints(type(part), include_extras=True)
+        texts = field_texts(type(part))
         for field in dataclasses.fields(part):
             setting, value = section + field.name, getattr(part, field.name)
             value = FewShotConfig() if setting == "fewshot" and value is None else value
@@ -150,7 +153,8 @@ def _shown(value: Any) -> str | None:
 
 def _metavar(hint: Any) -> str:
     """What a flag takes, such as INT or {adam,sgd}; empty for a switch."""
-    origin, args = typing.get_origin(hint), [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    origin = typing.get_origin(hint)
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if origin is Annotated:
         return _metavar(args[0])
     if origin in (typing.Union, types.UnionType):

@@ -69,12 +69,21 @@ def models(pattern: str = "*") -> list[Row]:
 def _model(name: str, config: ModelConfig) -> Row:
     if isinstance(config, ResNetConfig):
         body = config.body
-        axial, stride, tokens = body.mixing == "axial", body.stride, math.prod(config.grid)
-        layers, width, mlp, patch = 3 * sum(body.layers) + 2, body.width, "-", "-"
+        axial = body.mixing == "axial"
+        stride = body.stride
+        tokens = math.prod(config.grid)
+        layers = 3 * sum(body.layers) + 2
+        width = body.width
+        mlp = "-"
+        patch = "-"
         kind, heads = ("axial", AXIAL_HEADS) if axial else ("ResNet", "-")
     else:
         stride, tokens = config.stride, config.num_tokens
-        layers, width, mlp, heads, patch = config.depth, config.width, config.mlp_dim, config.heads, config.patch_size
+        layers = config.depth
+        width = config.width
+        mlp = config.mlp_dim
+        heads = config.heads
+        patch = config.patch_size
         kind = "axial" if config.encoder == "axial" else "hybrid" if config.stem else "ViT"
     row = {"model": name, "kind": kind, "layers": layers, "width": width, "mlp": mlp, "heads": heads, "patch": patch}
     row |= {"stride": stride, "tokens": tokens, "parameters": config.num_parameters}

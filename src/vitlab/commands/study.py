@@ -73,7 +73,8 @@ class Study:
         from vitlab.studies.report import as_text
         from vitlab.train.clock import Clock
 
-        study, out = STUDIES[self.name], self.out or Path("runs") / f"study-{self.name}-{self.scale}"
+        study = STUDIES[self.name]
+        out = self.out or Path("runs") / f"study-{self.name}-{self.scale}"
         make_plan = partial(runner.plan, study, self.scale, out, dataset=self.dataset, root=self.root)
         plan, clock = make_plan(), None
         if self.dry_run:

@@ -239,7 +239,9 @@ def _check_effects(config: Any) -> None:
     for section, settings in REQUIRES.items():
         part = getattr(config, section)
         for name, (switch, wanted) in settings.items():
-            value, default, current = getattr(part, name), getattr(type(part), name), getattr(part, switch)
+            value = getattr(part, name)
+            default = getattr(type(part), name)
+            current = getattr(part, switch)
             if value != default and not has_effect(current, wanted):
                 required = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
                 raise UserError(

@@ -94,7 +94,8 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
 
 def _resolve(options: BenchOptions, device: torch.device) -> BenchOptions:
     """The options with nothing left automatic."""
-    on_gpu, dtype = device.type == "cuda", str(frozen_dtype(options.dtype, device)).removeprefix("torch.")
+    on_gpu = device.type == "cuda"
+    dtype = str(frozen_dtype(options.dtype, device)).removeprefix("torch.")
     memory = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else CPU_MEMORY
     return dataclasses.replace(options, dtype=dtype, memory=options.memory or memory, device=str(device))
 
@@ -128,7 +129,8 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     assert options.dtype != "auto"
     assert options.memory is not None
     budget = options.memory * GIB
-    config, device = get_config(name, image_size=size), torch.device(options.device)
+    config = get_config(name, image_size=size)
+    device = torch.device(options.device)
     spec = StepSpec(config, mode, options.batch or 1, options.dtype, options.compile, options.device)
 
     def fits(batch: int) -> bool:

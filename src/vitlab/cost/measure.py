@@ -80,7 +80,8 @@ class _ProductRecorder(TorchDispatchMode):
                 *batch, m, k = a.shape
                 self.products[Product(math.prod(batch), m, k, b.shape[-1])] += 1
             case "convolution":
-                weight, positions = args[1], out.shape[0] * math.prod(out.shape[2:])
+                weight = args[1]
+                positions = out.shape[0] * math.prod(out.shape[2:])
                 self.products[Product(1, positions, weight[0].numel(), weight.shape[0])] += 1
         return out
 
@@ -92,7 +93,8 @@ def count_products(config: ModelConfig, batch: int, training: bool, attention: b
     """
     recorder = _ProductRecorder()
     with torch.device("meta"), torch.no_grad():
-        model, images = build_model(config).eval(), torch.empty(batch, 3, *config.image_hw)
+        model = build_model(config).eval()
+        images = torch.empty(batch, 3, *config.image_hw)
         with recorder:
             model(images)
     forward = Counter({product: n for product, n in recorder.products.items() if attention or product.batch == 1})

@@ -71,7 +71,8 @@ def training_step(run: TrainConfig, device: torch.device, model: nn.Module | Non
     """The step of `vitlab pretrain` with these settings."""
     if model is None:
         model = create_training_model(run.model, run.masking, torch.Generator().manual_seed(0))
-    state, objective = create_state(run, model.to(device), device, SINGLE), create_objective(run)
+    state = create_state(run, model.to(device), device, SINGLE)
+    objective = create_objective(run)
     batch = blank_batch(objective, example_images(run.model, run.batch_size, device))
 
     def step() -> None:

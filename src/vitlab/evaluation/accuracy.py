@@ -176,7 +176,8 @@ class Evaluation:
         prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
         """
         if self.predicted_sets is not None:
-            hot, predicted = self.multi_hot(self.all_labels), self.multi_hot(self.predicted_sets)
+            hot = self.multi_hot(self.all_labels)
+            predicted = self.multi_hot(self.predicted_sets)
             return label_rows(self.classes, hot, predicted, self.scores, self.thresholds)
         labels = self.all_labels
         correct = labels.values[np.repeat(self.correct, labels.counts)]
@@ -256,7 +257,8 @@ def _measure(logits: Float[Tensor, "B K"], batch: Batch, kind: LossKind) -> dict
     """`_COLUMNS` and `scores` of one batch."""
     targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], kind)
     if kind == "softmax":
-        probabilities, losses = logits.softmax(dim=1), F.cross_entropy(logits, targets, reduction="none")
+        probabilities = logits.softmax(dim=1)
+        losses = F.cross_entropy(logits, targets, reduction="none")
     else:
         probabilities = logits.sigmoid()
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
@@ -312,7 +314,8 @@ def evaluate_checkpoint(
     log(f"images: {preprocessing.describe()}")
     # Of its own data set the checkpoint knows the folder, the classes, and whether unreadable images were skipped.
     known = metadata if name == metadata.get("dataset") else {}
-    root, classes = root or known.get("root"), known.get("classes") if known.get("class_indices") else None
+    root = root or known.get("root")
+    classes = known.get("classes") if known.get("class_indices") else None
     options = dataclasses.replace(options, on_error="skip") if known.get("on_error") == "skip" else options
     with world.rank_0_first():
         images = load_dataset(

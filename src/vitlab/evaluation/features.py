@@ -98,9 +98,11 @@ def _compute(
     """Indices of the readable images, and their representations."""
     # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
     (batch_size,) = world.all_gather({"size": np.array([options.batch_size])})["size"].min(keepdims=True).tolist()
-    options, indices = dataclasses.replace(options, batch_size=batch_size), np.arange(len(dataset))
+    options = dataclasses.replace(options, batch_size=batch_size)
+    indices = np.arange(len(dataset))
     local = indices[indices // options.batch_size % world.world_size == world.rank]
-    x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
+    x = np.zeros((len(local), model.config.num_features), np.float32)
+    known = np.zeros(len(local), bool)
     if len(local):
         shown: dict[str, Any] = {"description": description, "world": world}
         loop = evaluation_batches(model, dataset, transform, options, epoch=epoch, indices=local, **shown)
@@ -108,7 +110,8 @@ def _compute(
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = np.searchsorted(local, batch.indices.cpu().numpy())
-                x[rows], known[rows] = representations.float().cpu().numpy(), True
+                x[rows] = representations.float().cpu().numpy()
+                known[rows] = True
     gathered = gather_in_order({"indices": local[known], "x": x[known]}, dataset, world)
     return gathered["indices"], gathered["x"]
 

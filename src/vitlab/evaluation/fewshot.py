@@ -70,7 +70,9 @@ class Ridge:
         self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
         # The hat matrix is H = basis @ S @ basis.T, with S = diag(1 / (eigenvalues + l2)), in the dual form
         # S = diag(eigenvalues / (eigenvalues + l2)).
-        self._targets, self._basis, self._primal = targets, full @ vectors if n >= width else vectors, n >= width
+        self._targets = targets
+        self._basis = full @ vectors if n >= width else vectors
+        self._primal = n >= width
 
     def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
         """W; its last row belongs to the bias."""
@@ -231,7 +233,8 @@ def fewshot_checkpoint(
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
     for examples in data:
-        train_x, test_x = features_of(examples.train), features_of(examples.test)
+        train_x = features_of(examples.train)
+        test_x = features_of(examples.test)
         results.append(accuracies(examples, train_x, test_x, protocol.l2_grid))
         skipped.append(train_x.skipped + test_x.skipped)
     rows = []

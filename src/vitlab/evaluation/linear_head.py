@@ -91,7 +91,9 @@ def least_squares_head(
     logits = scores(l2) * scale
     confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
-    accuracy, threshold, multi_label_scores = float(correct.double().mean()), None, {}
+    accuracy = float(correct.double().mean())
+    threshold = None
+    multi_label_scores = {}
     if target.ndim == 1:
         threshold = choose_rejection(confidence.numpy(), correct.numpy())
     else:

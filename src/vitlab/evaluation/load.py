@@ -62,7 +62,8 @@ def compile_inference(model: Model, batch_size: int, log: Callable[[str], None] 
         raise UserError("compile=True requires a C++ compiler: install g++, or name another one in CXX.")
     log(f"the first full batch of {batch_size} images is compiled, which takes half a minute or more")
     publish = functools.cache(compile_cache().publish)  # once
-    eager, compiled = model.forward_features, torch.compile(model.forward_features, dynamic=False)
+    eager = model.forward_features
+    compiled = torch.compile(model.forward_features, dynamic=False)
 
     def forward_features(images: Tensor) -> Tensor:
         if len(images) != batch_size:

@@ -71,7 +71,8 @@ def evaluate_masked(
 ) -> MaskedEvaluation:
     """Evaluates `model` on `dataset`, as `evaluate` does a classifier."""
     config, masking = model.config, model.masking
-    device, cells = model.mask.device, cells_per_side(masking, config.patch_size) ** 2
+    device = model.mask.device
+    cells = cells_per_side(masking, config.patch_size) ** 2
     # Sums over patches, on the device until the end: no batch waits for the one before.
     measured = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct cells
     counts = torch.zeros(cells, COLORS, dtype=torch.int64, device=device)
@@ -108,6 +109,7 @@ def evaluate_masked(
         frequencies = sums["counts"].sum(axis=0) / patches
         logs = np.log(frequencies, out=np.zeros_like(frequencies), where=frequencies > 0)
         constant_loss = -(frequencies * logs).sum(axis=1).mean()
-        accuracy, most_frequent = float(correct), float(frequencies.max(axis=1).mean())
+        accuracy = float(correct)
+        most_frequent = float(frequencies.max(axis=1).mean())
     skipped = len(dataset) - images
     return MaskedEvaluation(images, patches, float(loss), float(constant_loss), accuracy, most_frequent, skipped)

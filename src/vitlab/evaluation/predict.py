@@ -184,7 +184,10 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     what is done is kept when the command ends early. The first prediction shows the number of columns: unreadable
     images before it are written with it.
     """
-    waiting, columns, is_new, multi_label = list[Prediction](), 0, not path.exists(), False
+    waiting = list[Prediction]()
+    columns = 0
+    is_new = not path.exists()
+    multi_label = False
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -195,7 +198,8 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
                 if file.seekable():
                     file.truncate(0)
                 ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
-                columns, multi_label = len(ranked), waiting[-1].labels is not None
+                columns = len(ranked)
+                multi_label = waiting[-1].labels is not None
                 table.writerow(("image", *ranked, "rejected", "error", *["labels"] * multi_label))
             for prediction in waiting:
                 cells = [cell for pair in prediction.top for cell in pair] or [""] * columns

@@ -42,7 +42,8 @@ def knn(
     ks = _choose_ks(ks, len(train.x))
     directions, queries = (F.normalize(torch.from_numpy(part.x).to(device), dim=1) for part in (train, test))
     train_labels, test_labels = (torch.from_numpy(part.labels).to(device) for part in (train, test))
-    hits, rows = dict.fromkeys(ks, 0), max(1, MAX_SIMILARITIES // max(len(train.x), num_classes))
+    hits = dict.fromkeys(ks, 0)
+    rows = max(1, MAX_SIMILARITIES // max(len(train.x), num_classes))
     for part, labels in zip(queries.split(rows), test_labels.split(rows), strict=True):
         cosines, nearest = (part @ directions.T).topk(max(ks), dim=1)
         cosines, classes = cosines.double(), train_labels[nearest]
@@ -75,7 +76,8 @@ def linear_probe(
     labels = train.labels
     if len(np.unique(labels)) < 2:
         raise UserError("all training images have one class; a probe needs at least two.")
-    mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
+    mean = train.x.mean(axis=0, dtype=np.float64)
+    std = train.x.std(axis=0, dtype=np.float64) + 1e-5
     train_x, test_x, val_x = (
         ((part.x - mean) / std).astype(np.float32) for part in (train, test, train if val is None else val)
     )
@@ -84,9 +86,13 @@ def linear_probe(
     if len(l2) > 1:
         if val is None:
             parts = stratified_split(labels, {"val": HELD_OUT}, seed, groups=groups)
-            fit, held, held_labels = parts["train"], parts["val"], labels[parts["val"]]
+            fit = parts["train"]
+            held = parts["val"]
+            held_labels = labels[parts["val"]]
         else:
-            fit, held, held_labels = np.arange(len(labels)), np.arange(len(val_x)), val.labels
+            fit = np.arange(len(labels))
+            held = np.arange(len(val_x))
+            held_labels = val.labels
         if not len(held):
             raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
         model = None
@@ -95,7 +101,8 @@ def linear_probe(
             held_out[value] = float((model.predict(val_x[held]) == held_labels).mean())
         best = max(held_out, key=lambda value: held_out[value])
     model = _fit(train_x, labels, best)
-    accuracy, converged = (model.predict(test_x) == test.labels).mean(), model.n_iter_.max() < MAX_STEPS
+    accuracy = (model.predict(test_x) == test.labels).mean()
+    converged = model.n_iter_.max() < MAX_STEPS
     return {"accuracy": float(accuracy), "l2": best, "held_out": held_out, "converged": bool(converged)}
 
 

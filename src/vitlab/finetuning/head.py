@@ -64,7 +64,9 @@ class LinearStage(JobInputs):
     def _images(self) -> Int[np.ndarray, " m"]:
         """The training images that the head is fitted to or scored on, by index."""
         train, config = self.splits.train, self.config
-        rest, held_out, classes = np.arange(len(train)), np.empty(0, np.int64), len(train.classes)
+        rest = np.arange(len(train))
+        held_out = np.empty(0, np.int64)
+        classes = len(train.classes)
         if head_images(config, len(train), classes) == len(train):
             return rest
         if config.tried_rates:
@@ -76,10 +78,12 @@ class LinearStage(JobInputs):
     @functools.cached_property
     def plain(self) -> Features:
         """Representations of `_images` by the checkpoint as it is; with a budget, of those that there is time for."""
-        clock, preprocessing = self.clock, self.config.data.preprocessing(self._model.config.image_size)
+        clock = self.clock
+        preprocessing = self.config.data.preprocessing(self._model.config.image_size)
         parts, done = self._parts(), []
         for number, indices in enumerate(parts, 1):
-            seconds, name = len(indices) * clock.image_seconds, f"part {number} of {len(parts)} of the head's images"
+            seconds = len(indices) * clock.image_seconds
+            name = f"part {number} of {len(parts)} of the head's images"
             if done and not clock.fits(name, seconds, clock.seconds("test")):
                 break
             with clock.timed(seconds):
@@ -195,11 +199,14 @@ class LinearStage(JobInputs):
         return self.plain_head if indices is None else self._fit([self.plain], indices)
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        train, world, rows = self.splits.train, self.context.world, self._rows(indices)
+        train = self.splits.train
+        world = self.context.world
+        rows = self._rows(indices)
         refit = indices is None or not _has_val(train)
         if not refit:  # l2 and scale are chosen on val, which `indices` leave out
             rows = self._rows()
-        x, labels = np.stack([view.x[rows] for view in views]), _labels(train, self.plain.indices[rows])
+        x = np.stack([view.x[rows] for view in views])
+        labels = _labels(train, self.plain.indices[rows])
         groups = _left_out(train, self.plain.indices[rows])
         # By rank 0 for all: what rounding decides must be the same on every rank.
         fit = functools.cache(lambda: least_squares_head(x, labels, len(train.classes), groups, refit))
@@ -254,7 +261,8 @@ class LinearStage(JobInputs):
         rows = np.isin(frozen.indices, held_out)
         logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))
         labels = torch.from_numpy(_labels(train, frozen.indices[rows]))
-        loss, predictions = classification_loss(logits, labels, evaluation_loss(train)), logits.argmax(dim=1)
+        loss = classification_loss(logits, labels, evaluation_loss(train))
+        predictions = logits.argmax(dim=1)
         correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
         score = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
         if train.multi_label and logits.numel() <= MAX_SCORES:

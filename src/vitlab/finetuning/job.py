@@ -35,7 +35,6 @@ from vitlab.io import read_json
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.recipes.resolve import Reason, changes
-from vitlab.runs.cost import ImageCost, measure_cost
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
 from vitlab.runs.splits import Splits
@@ -76,16 +75,13 @@ class FinetuneJob(JobInputs):
         """The least-squares head of `config.head`."""
         return LinearStage(**{field.name: getattr(self, field.name) for field in dataclasses.fields(JobInputs)})
 
-    def measure_cost(self, config: FinetuneConfig, train: bool = True) -> ImageCost:
-        """The cost of an image at the image size of `config`."""
-        return measure_cost(config.single(), self.splits.train, self.context, train)
-
     def head_loss(self, config: FinetuneConfig, count: int) -> float:
         """The leave-one-out loss of the least-squares head at the image size of `config`, for about `count` images."""
         train = stratified_subset(self.splits.train, count / len(self.splits.train), config.seed)
         splits = dataclasses.replace(self.splits, train=train)
         job = dataclasses.replace(self, config=config, splits=splits, clock=JobClock())
-        loss, size = job.linear.plain_head.loss, "x".join(map(str, config.model.image_hw))
+        loss = job.linear.plain_head.loss
+        size = "x".join(map(str, config.model.image_hw))
         self.log(f"{size} px: {job.linear.chosen_on} loss {loss:.3f} of the least-squares head for {len(train)} images")
         return loss
 
@@ -205,7 +201,8 @@ class FinetuneJob(JobInputs):
         """The record of a run of the sweep on the held-out split; None if it diverged."""
         splits, context = self.sweep_splits, self.context
         rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
-        create_model, description = functools.partial(self.create_model, config.seed, rest), f"rate {config.optim.lr:g}"
+        create_model = functools.partial(self.create_model, config.seed, rest)
+        description = f"rate {config.optim.lr:g}"
         try:
             model, evaluation = train_and_evaluate(
                 config, folder, splits, create_model, context, description, limit=self._limit("sweep", later)
@@ -240,7 +237,9 @@ class FinetuneJob(JobInputs):
     def sweep_config(self, lr: float) -> TrainConfig:
         """A run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
         config = self.run_config(lr)
-        steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
+        steps = config.total_steps(len(self.splits.train))
+        optim = config.optim
+        decay = config.average_decay
         if (short := self.config.sweep_steps) is not None:
             optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
             steps, decay = short, decay and decay ** (steps / short)
@@ -320,12 +319,17 @@ class FinetuneJob(JobInputs):
         enough = MIN_FINAL * clock.seconds("final") / config.runs
         records: dict[int, dict[str, Any]] = {}
         for number in range(config.runs):
-            seed, lr, has_model = config.seed + number, tuned["learning_rate"], bool(number or choice.scores)
+            seed = config.seed + number
+            lr = tuned["learning_rate"]
+            has_model = bool(number or choice.scores)
             name = f"final run {number}"
             if config.refit and (not has_model or clock.fits(name, enough, clock.seconds("test"))):
-                single, path = self.run_config(lr, seed), workdir / f"run-{number}"
-                alpha, later = choice.alpha(config), 1 - (number + 1) / config.runs
-                result = self.train_and_test(single, path, f"run {number}", alpha, thresholds, later=later)
+                path = workdir / f"run-{number}"
+                alpha = choice.alpha(config)
+                later = 1 - (number + 1) / config.runs
+                result = self.train_and_test(
+                    self.run_config(lr, seed), path, f"run {number}", alpha, thresholds, later=later
+                )
             elif not number:
                 result = self.test_trained(workdir, tuned)
             else:

@@ -114,7 +114,8 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
                     return f"; --budget {minutes}m includes it"
         return ""
 
-    whole, part = task.config.data.subset_fraction, plan.config.data.subset_fraction
+    whole = task.config.data.subset_fraction
+    part = plan.config.data.subset_fraction
     if part != whole:
         text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
         yield text + with_budget(lambda plan: plan.config.data.subset_fraction == whole)

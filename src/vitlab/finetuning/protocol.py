@@ -27,7 +27,7 @@ from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.resolve import RECIPE, Facts, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
-from vitlab.runs.cost import ImageCost
+from vitlab.runs.cost import ImageCost, measure_cost
 from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import RunContext, load_reasons
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
@@ -183,7 +183,8 @@ def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetune
 def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: Collection[str]) -> FinetuneJob:
     """The job with the `open_settings` that a plan chooses, for the time of the `clock` if there is one, and with the
     measured micro-batch. An interrupted job keeps its plan. Logs the plan, unless the job is finished."""
-    world, images = job.context.world, Images(len(job.splits.train), len(job.splits.test))
+    world = job.context.world
+    images = Images(len(job.splits.train), len(job.splits.test))
     resumed, finished = world.broadcast_object(
         lambda: [(workdir / name).exists() for name in ("config.json", "result.json")]
     )
@@ -220,7 +221,7 @@ def _cached_measure(job: FinetuneJob) -> Measure:
         if (size, True) not in measured and (size, train) not in measured:
             if not measured:
                 job.log("measuring the speed")
-            measured[size, train] = job.measure_cost(config, train)
+            measured[size, train] = measure_cost(config.single(), job.splits.train, job.context, train)
         return measured.get((size, True)) or measured[size, train]
 
     return measure

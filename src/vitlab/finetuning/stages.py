@@ -52,13 +52,21 @@ class Plan:
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The rows, in order; those that the job leaves out take no time."""
-        config, images, cost, model = self.config, self.images, self.cost, self.config.model
-        represent, evaluate, train = cost.represent(model), cost.evaluate(model), cost.train(model)
-        views, rates = config.head_views or 0, len(config.tried_rates) if config.runs else 0
+        config = self.config
+        images = self.images
+        cost = self.cost
+        model = self.config.model
+        represent = cost.represent(model)
+        evaluate = cost.evaluate(model)
+        train = cost.train(model)
+        views = config.head_views or 0
+        rates = len(config.tried_rates) if config.runs else 0
         steps, batch = config.total_steps(images.train), config.batch_size
-        sweep_steps, final_runs = config.sweep_steps or steps, config.runs if config.refit else 0
+        sweep_steps = config.sweep_steps or steps
+        final_runs = config.runs if config.refit else 0
         fitted = head_images(config, images.train, model.num_classes) if config.head else 0
-        held_out, tests = config.held_out * images.train, config.runs + (1 if config.head else 0)
+        held_out = config.held_out * images.train
+        tests = config.runs + (1 if config.head else 0)
         score = evaluate + (len(ALPHAS) * represent if config.head else 0.0)
         epochs = f"images ({steps * batch / images.train:.1f} epochs)"
 

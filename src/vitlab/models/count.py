@@ -39,7 +39,10 @@ def _position_parameters(config: Any) -> int:
 def count_macs(config: Any, kept_patches: int | None = None) -> int:
     """Multiply-accumulates of the matrix products in one forward pass of one image. The encoder sees all
     patches or `kept_patches`."""
-    d, n, p, variant = config.width, config.num_patches, config.num_prefix_tokens, config.variant
+    d = config.width
+    n = config.num_patches
+    p = config.num_prefix_tokens
+    variant = config.variant
     t = p + (n if kept_patches is None else kept_patches)
     mlp = (3 if variant.swiglu else 2) * d * config.mlp_dim
     channels = config.stem.channels if config.stem else config.in_chans

@@ -81,7 +81,8 @@ class AxialBlock(nn.Module):
 
     def __init__(self, config: ViTConfig, drop_prob: float = 0.0) -> None:
         super().__init__()
-        self.grid, self.num_prefix_tokens = config.grid, config.num_prefix_tokens
+        self.grid = config.grid
+        self.num_prefix_tokens = config.num_prefix_tokens
         self.rows = Block(config, drop_prob)
         self.columns = Block(config, drop_prob)
 

@@ -143,7 +143,9 @@ def resize_positions(
 ) -> dict[str, Tensor]:
     """The entries of `state` that are position embeddings of `config`'s grid, for another grid; resampled by `method`,
     or by the configuration's method."""
-    method, (h, w), (h2, w2) = method or config.variant.position_interpolation or "corners", config.grid, grid
+    method = method or config.variant.position_interpolation or "corners"
+    h, w = config.grid
+    h2, w2 = grid
     if config.position == "1d":
         table = state["position.table"]
         return {"position.table": interpolate_positions(table, (h, w), grid, config.num_position_prefix, method)}

@@ -76,7 +76,8 @@ class ResNetBody:
             for number in range(count):
                 stride = 2 if stage and number == 0 else 1
                 units.append(Unit(stage, channels, self.width * 2**stage, stride, input_stride))
-                channels, input_stride = units[-1].channels_out, input_stride * stride
+                channels = units[-1].channels_out
+                input_stride = input_stride * stride
         return units
 
     def num_parameters(self, image_hw: tuple[int, int]) -> int:
@@ -106,7 +107,10 @@ class ResNetBody:
         total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
         for unit in self.units():
             h, w = unit.grid(image_hw)
-            c, m, out, before = unit.channels_in, unit.inner, unit.channels_out, h * w
+            c = unit.channels_in
+            m = unit.inner
+            out = unit.channels_out
+            before = h * w
             after = math.prod(_halved(image_hw, unit.input_stride * unit.stride))
             if self.mixing == "conv":
                 mixing = 9 * m * m * after

@@ -39,7 +39,8 @@ def fit_steps(
     if saved:
         log(f"resuming the plan in {workdir}: {kept.steps:,} steps")
         return kept, saved, limit
-    left, whole = world.broadcast_object(clock.left), config.total_steps(len(train))
+    left = world.broadcast_object(clock.left)
+    whole = config.total_steps(len(train))
     each = step + (len(splits.val) * evaluate / config.eval_every if config.eval_every else 0.0)  # with its evaluations
     fewest = min(MIN_STEPS, whole)
     needed = fewest * each + after

@@ -23,9 +23,15 @@ def create_fewshot_evaluator(
     The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
     """
     if settings.dataset is None:
-        name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
+        name = data.name
+        root = data.root
+        classes = data.classes
+        exclude = data.exclude
     else:
-        name, root, classes, exclude = settings.dataset, settings.root, None, None
+        name = settings.dataset
+        root = settings.root
+        classes = None
+        exclude = None
     if (name, root) == (data.name, data.root):
         joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
         train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))

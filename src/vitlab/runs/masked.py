@@ -57,7 +57,8 @@ def reconstruct(
     if model.masking.target == "regression":
         predicted, best = predictions * 127.5 + 127.5, targets * 127.5 + 127.5
     else:
-        predicted, best = class_colors(predictions.argmax(dim=3)), class_colors(targets)
+        predicted = class_colors(predictions.argmax(dim=3))
+        best = class_colors(targets)
 
     def paint(cells: Float[Tensor, "n m c 3"]) -> UInt8[np.ndarray, "n H W 3"]:
         """The images with the colors of these cells in the corrupted patches."""
@@ -88,7 +89,8 @@ def write_reconstructions(
     config, masking = model.config, model.masking
     indices = np.unique(np.arange(count) * len(dataset) // count)
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
-    options, num_uniforms = LoaderOptions(count, on_error="skip"), masking.num_uniforms(config.num_patches)
+    options = LoaderOptions(count, on_error="skip")
+    num_uniforms = masking.num_uniforms(config.num_patches)
     batches_of = evaluation_batches(model, dataset, transform, options, num_uniforms=num_uniforms, indices=indices)
     with batches_of as batches:
         batch = next(batches, None)

@@ -41,7 +41,8 @@ def variants(scale: Scale) -> list[StudyRun]:
     fine-tuning must not see.
     """
     if scale == "paper":
-        base, others = pretrain.masked(), {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}
+        base = pretrain.masked()
+        others = {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}
         after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     else:
         (base, after), others = _small(), {}

@@ -192,7 +192,8 @@ def _train(plan: StudyPlan, run: StudyRun, device: str) -> None:
         pretrain(run.config, folder, device=device, tensorboard=False)
     else:
         assert isinstance(run.config, FinetuneConfig), "only fine-tuning starts from another run"
-        checkpoint, size = plan.folders[run.init_from], run.config.model.image_size
+        checkpoint = plan.folders[run.init_from]
+        size = run.config.model.image_size
         sweep_and_finetune(checkpoint, run.config, folder, image_size=size, device=device, tensorboard=False)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
@@ -215,7 +216,8 @@ def run_study(
     its time is over, the report is on the seeds whose runs are all finished. Runs that diverged are repeated. Raises
     StudyError, StoppedError after a signal (the same call resumes), and UserError.
     """
-    count, cores = num_processes(plan.scale, processes, device), available_cores()
+    count = num_processes(plan.scale, processes, device)
+    cores = available_cores()
     for folder in plan.folders.values():
         (folder / FAILED).unlink(missing_ok=True)
     if plan.unfinished_runs:
@@ -232,7 +234,8 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str, clock: 
     the latest REPORT_SECONDS before the end of the `clock`."""
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
-    total, finished = len(plan.runs), {run.name for run in plan.runs if plan.finished(run.name)}
+    total = len(plan.runs)
+    finished = {run.name for run in plan.runs if plan.finished(run.name)}
     with stop_signals() as stop, ProgressDisplay(plan.study, total, "runs", done=len(finished)) as display:
         try:
             for worker in workers:

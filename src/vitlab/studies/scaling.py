@@ -146,7 +146,8 @@ def saving(ours: Runs, theirs: Runs) -> float | None:
     None where the ranges do not overlap.
     """
     curves = [_curve(front(runs)) for runs in (ours, theirs)]
-    low, high = max(gains[0] for _, gains in curves), min(gains[-1] for _, gains in curves)
+    low = max(gains[0] for _, gains in curves)
+    high = min(gains[-1] for _, gains in curves)
     if low > high:
         return None
     cost, higher = (np.interp((low + high) / 2, gains, costs) for costs, gains in curves)
@@ -244,7 +245,8 @@ def _laws(families: Mapping[str, Runs]) -> str:
 
 
 def _summary(results: Results) -> str:
-    ours, paper = saving(_runs(results, "ViT"), _runs(results, "ResNet")), saving(VIT, RESNET)
+    ours = saving(_runs(results, "ViT"), _runs(results, "ResNet"))
+    paper = saving(VIT, RESNET)
     here = "there is no accuracy that both reach" if ours is None else f"it is {ours:.1f} times"
     return (
         "Models of three families, pre-trained with different amounts of compute. For the accuracy in the middle of "

@@ -47,7 +47,8 @@ class StudyRun:
 
     def with_seed(self, seed: int) -> "StudyRun":
         """The run of this seed, which also draws the images of a part; it starts from the run of the same seed."""
-        init_from, data = self.init_from and f"{self.init_from}.seed-{seed}", self.config.data
+        init_from = self.init_from and f"{self.init_from}.seed-{seed}"
+        data = self.config.data
         if data.subset_fraction is not None:
             data = dataclasses.replace(data, subset_seed=seed)
         config = dataclasses.replace(self.config, data=data, seed=seed)

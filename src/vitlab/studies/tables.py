@@ -132,7 +132,8 @@ def _check_protocol(folder: Path, table: str, column: str) -> None:
     """Raises UserError for a run that was not fine-tuned as the column's runs (Table 4; `PaperTable.imagenet`)."""
     settings = json.loads((folder / "config.json").read_bytes())
     vtab = settings["command"] == "vtab"
-    own, tuned_on = "VTAB" if vtab else _column(settings["data"]["name"]), "ImageNet" if column == "ReaL" else column
+    own = "VTAB" if vtab else _column(settings["data"]["name"])
+    tuned_on = "ImageNet" if column == "ReaL" else column
     if own != tuned_on:
         raise UserError(f"{folder} was fine-tuned on {own}; the {column} of {table} has runs on {tuned_on}.")
     dataset = next(dataset for dataset, name in NAMES.items() if name == own)
@@ -167,7 +168,8 @@ def _read(folder: Path) -> tuple[str, str, str, Path]:
         return checkpoint, "vtab", f"{100 * result['mean']:.2f}", folder
     if settings["command"] != "finetune":
         raise UserError(f"{folder} is a run of `vitlab {settings['command']}`; give runs of finetune or vtab.")
-    mean, sd = result.get("accuracy_mean", result["test"]["accuracy"]), result.get("accuracy_sd")
+    mean = result.get("accuracy_mean", result["test"]["accuracy"])
+    sd = result.get("accuracy_sd")
     return checkpoint, settings["data"]["name"], f"{100 * mean:.2f}" + (f"±{100 * sd:.2f}" if sd else ""), folder
 
 

@@ -51,7 +51,8 @@ def as_table(result: Mapping[str, Any]) -> str:
         note = f"{row['skipped']} could not be read" if row["skipped"] else ""
         rows.append(_row(row["task"], row["group"], f"{row['images']:,}", row["accuracy"], TABLE9[name], note))
     for group, names in MEANS.items():
-        mean, count = _mean(result, group), len(result["tasks"].keys() & set(names))
+        mean = _mean(result, group)
+        count = len(result["tasks"].keys() & set(names))
         note = f"{count} of its {len(names)} tasks are there" if mean is None else ""
         rows.append(_row(f"mean of {group}", "", "", mean, [printed_mean(i, group) for i in range(len(PAPER))], note))
     lines = [f"missing: {name}: {reason}" for name, reason in result["missing"].items()]

@@ -96,7 +96,9 @@ class TrainState:
         self.metric_sums.copy_(tensors["sums"][:3])
         self.first_nonfinite_step.copy_(tensors["sums"][3])
         self.weights.copy_masters_to_model()
-        self.step, self.skipped, self.last_logged_step = step, scalars["skipped"], scalars["recorded"]
+        self.step = step
+        self.skipped = scalars["skipped"]
+        self.last_logged_step = scalars["recorded"]
 
     def scalars(self) -> dict[str, Any]:
         """The plain data of a checkpoint, as `restore` takes it."""

@@ -166,7 +166,8 @@ class _Run:
             state.restore(saved.tensors, saved.step, saved.state)
             self.schedule.restore(saved.state)
             self.progress.total = self.schedule.total
-            self.progress.last_record, self.saved_step = (state.step, time.monotonic()), state.step
+            self.progress.last_record = (state.step, time.monotonic())
+            self.saved_step = state.step
             say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
         duration = "minutes" if self.device.type == "cpu" else "half a minute or more"

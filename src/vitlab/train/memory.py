@@ -46,7 +46,10 @@ def rank_bytes(
     saved, work = activation_bytes(config, "bfloat16" if lower else precision, device_type)
     local_batch = -(-config.batch_size // world_size)
     shard, trained_shard = (-(-4 * count // (world_size if sharded else 1)) for count in (total, trained))
-    itemsize, gradients, gathered, copies = 2 if lower else 4, trained_shard, 0, 0
+    itemsize = 2 if lower else 4
+    gradients = trained_shard
+    gathered = 0
+    copies = 0
     if not config.activation_checkpointing and (body := _body(config.model)):  # standardized filters
         filters = body.num_parameters(config.model.image_hw) * trained // total
         copies = filters * (6 if lower or precision == "bfloat16" else 4)
@@ -98,7 +101,9 @@ def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_
 
 def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
     """The numbers of an image at the peak of a forward pass without gradients, the image included."""
-    body, pixels, peaks = _body(config), config.in_chans * math.prod(config.image_hw), [0]
+    body = _body(config)
+    pixels = config.in_chans * math.prod(config.image_hw)
+    peaks = [0]
     if body:
         peaks = [body.width * math.prod(config.image_hw) // 4 * 3]
         for unit in body.units():
@@ -114,8 +119,11 @@ def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
 
 def activation_bytes(config: TrainConfig, precision: Precision, device_type: str) -> tuple[int, int]:
     """Bytes of an image in training: what the forward pass saves, and what the peak has besides."""
-    model, body, trained = config.model, _body(config.model), config.trained_blocks
-    a, n = 4 if precision == "float32" else 2, 2 if precision == "bfloat16" else 4
+    model = config.model
+    body = _body(config.model)
+    trained = config.trained_blocks
+    a = 4 if precision == "float32" else 2
+    n = 2 if precision == "bfloat16" else 4
     embedding, units, blocks, per_layer = 0, [], [], 1
     if body:
         units = _unit_bytes(body, model.image_hw, a, n)
@@ -124,11 +132,14 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
         embedding += root * (n + _activated(a, n)) * (body.version == "v1")
     if isinstance(model, ViTConfig):
         embedding += a * model.num_patches * model.patch_size**2 * (body.channels if body else model.in_chans)
-        blocks, per_layer = _block_bytes(model, a, n, device_type), 2 if model.encoder == "axial" else 1
+        blocks = _block_bytes(model, a, n, device_type)
+        per_layer = 2 if model.encoder == "axial" else 1
     parts = units + blocks
     if trained is not None:  # a hybrid's stem is part of its embedding
-        parts, embedding = (blocks or units)[::-1][: trained * per_layer][::-1], 0
-    outputs, last = model.num_classes, model.grid[0] * model.grid[1] * (body.channels if body else 0)
+        parts = (blocks or units)[::-1][: trained * per_layer][::-1]
+        embedding = 0
+    outputs = model.num_classes
+    last = model.grid[0] * model.grid[1] * (body.channels if body else 0)
     if isinstance(model, ViTConfig):
         last = model.num_tokens * model.width
         if config.masking:
@@ -147,7 +158,10 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
 
 def _block_bytes(config: ViTConfig, a: int, n: int, device_type: str) -> list[tuple[int, int, int]]:
     """Bytes of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
-    d, m, hidden, parts = config.width, config.mlp_dim, _hidden_layers(config), []
+    d = config.width
+    m = config.mlp_dim
+    hidden = _hidden_layers(config)
+    parts = []
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
     relative, variant = config.position == "relative", config.variant
     # Per token: inputs of two LayerNorms, their outputs, q, k, v, the heads' output, the MLP's layers; options.

@@ -146,7 +146,8 @@ def measure_step(
         size = _half(size)
     # Three passes of an eighth of the work of the training step that is timed.
     sample = math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)) if device.type == "cpu" else size
-    images, dtype = _blank_images(config, min(sample, size), device), frozen_dtype(config.precision, device)
+    images = _blank_images(config, min(sample, size), device)
+    dtype = frozen_dtype(config.precision, device)
     eval_seconds = _eval_seconds(model, images)
     feature_seconds = eval_seconds if dtype == torch.float32 else _eval_seconds(model, images, dtype)
     return StepCost(
@@ -175,7 +176,8 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
     """
     config = dataclasses.replace(config, compile=False, fsdp=False)
-    state, objective = create_state(config, copy.deepcopy(model).to(device), device, SINGLE), create_objective(config)
+    state = create_state(config, copy.deepcopy(model).to(device), device, SINGLE)
+    objective = create_objective(config)
     seconds = 0.0
     batch = blank_batch(objective, _blank_images(config, num_images, device))
     for _ in range(2):  # the first pass also builds and allocates what later ones reuse

@@ -80,7 +80,8 @@ def parameter_groups(named_parameters: Iterable[tuple[str, Tensor]], config: Opt
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in named.items():
         if parameter.requires_grad:
-            decayed, scale = is_decayed(name, parameter, config), config.layer_decay ** (top - depths[name])
+            decayed = is_decayed(name, parameter, config)
+            scale = config.layer_decay ** (top - depths[name])
             new = {"params": [], "weight_decay": config.weight_decay if decayed else 0.0}
             group = groups.setdefault((depths[name], not decayed), new | {"lr": config.lr * scale, "lr_scale": scale})
             group["params"].append((name, parameter))

@@ -36,7 +36,9 @@ def train_step(
     After each micro-batch but the last, False from `should_continue(fraction done)` stops the step; the state is as
     before. On a CPU a step that is not finite returns True without an update; `check_finite` then raises.
     """
-    weights, parallel, world = state.weights, state.parallel, state.parallel.world
+    weights = state.weights
+    parallel = state.parallel
+    world = state.parallel.world
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
     torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's global generator
     images, targets = objective.prepare_batch(batch, rng)
