@@ -38,7 +38,6 @@ from vitlab.recipes.resolve import Reason, changes
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
 from vitlab.runs.splits import Splits
-from vitlab.train.clock import TimeLimit
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.stopping import NonFiniteError
@@ -133,17 +132,9 @@ class FinetuneJob(JobInputs):
             description=description,
             thresholds=thresholds,
             settings=settings,
-            limit=self._limit("final", later),
+            limit=self.clock.limit("final", later),
             finish=lambda model: average_weights(head(), model, alpha) if averages else model,
         ).result
-
-    def _limit(self, stage: str, later: float) -> TimeLimit | None:
-        """The time limit of a training, which a fraction of its stage follows, and all later stages."""
-        plan = self.clock.plan
-        if plan is None:
-            return None
-        step = self.config.batch_size * plan.cost.train(self.config.model)
-        return self.clock.limit(step, later * plan.stage(stage) + plan.after(stage))
 
     def score_learning_rate(self, lr: float, path: Path, later: float = 0.0) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
@@ -205,7 +196,7 @@ class FinetuneJob(JobInputs):
         description = f"rate {config.optim.lr:g}"
         try:
             model, evaluation = train_and_evaluate(
-                config, folder, splits, create_model, context, description, limit=self._limit("sweep", later)
+                config, folder, splits, create_model, context, description, limit=self.clock.limit("sweep", later)
             )
         except NonFiniteError as error:
             self.log(str(error))

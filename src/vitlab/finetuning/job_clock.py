@@ -93,9 +93,12 @@ class JobClock:
                 return kind
         return "none"
 
-    def limit(self, step_seconds: float, after: float) -> TimeLimit | None:
-        """The time limit of a training run that is followed by `after` planned seconds of other work."""
-        return None if self.clock is None else TimeLimit(self.clock, step_seconds, after)
+    def limit(self, stage: str, later: float) -> TimeLimit | None:
+        """The time limit of a training run; the fraction `later` of its stage follows it, and then all later stages."""
+        if (plan := self.plan) is None or self.clock is None:
+            return None
+        step_seconds = plan.config.batch_size * plan.cost.train(plan.config.model)
+        return TimeLimit(self.clock, step_seconds, later * plan.stage(stage) + plan.after(stage))
 
     @contextlib.contextmanager
     def timed(self, planned: float) -> Iterator[None]:
