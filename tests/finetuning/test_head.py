@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from staged_job import tune
 
-from vitlab.config import FinetuneConfig
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
