@@ -12,7 +12,6 @@ import numpy as np
 
 from vitlab.data.classes import canonical, natural_order
 from vitlab.data.contents import (
-    Contents,
     contents_of,
     has_images,
     look_again,
@@ -199,7 +198,6 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
             raise no_images(path / present[key], contents.others)
         ignored += contents.others
     report_ignored(path, ignored)
-    no_contents = Contents([], [], collections.Counter())
-    images = [by_class.get(canonical(folder), no_contents).images for folder in classes]
+    images = [by_class[key].images if key in by_class else [] for key in map(canonical, classes)]
     labels = np.repeat(np.arange(len(classes)), list(map(len, images)))
     return Dataset(name, split, classes, labels, entries=[Entry(image) for same in images for image in same])

@@ -172,17 +172,16 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     if len(rows) < len(parsed) or not rows:
         invalid = [f"line {line} {problem}" for line, problem in parsed if isinstance(problem, str)]
         raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
-    labels = {label for row in rows for label in row.labels}
     cells = [record.get(columns.labels[0]) for _, record in records]
-    for remark in (*_about_columns(rows, columns, labels), *_about_labels(cells, columns, labels, read)):
+    for remark in _remarks(rows, cells, columns, read):
         warn_once(f"{where}: {remark}")
-    rows = _find_files(_with_whole_numbers(rows, labels, where), path.parent, where)
+    rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
     if not columns.split and not split:
         rows = _split_by_folder(rows, path.parent, where)
     return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
 
 
-def _parse_row(record: Mapping[str, Any], columns: Columns, splits: Mapping[str, str], separator: str) -> Row | str:
+def _parse_row(record: dict[str, Any], columns: Columns, splits: Mapping[str, str], separator: str) -> Row | str:
     """The image of a row, or what is invalid in it; `splits`: the split that each value of the column means."""
     if not record:
         return "does not have the fields of the header"
@@ -232,8 +231,9 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     return {value: "test" if fold == test else "train" for value, fold in folds.items()}
 
 
-def _about_columns(rows: Sequence[Row], columns: Columns, labels: Collection[str]) -> Iterator[str]:
-    """Which columns are read, where their names leave it open."""
+def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: ReadConfig) -> Iterator[str]:
+    """Which columns are read, and how the `cells` of the label are, where these may mean something else."""
+    labels = {label for row in rows for label in row.labels}
     if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
         yield f"the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}"
@@ -242,10 +242,6 @@ def _about_columns(rows: Sequence[Row], columns: Columns, labels: Collection[str
     if columns.group:
         count = len({row.group for row in rows})
         yield f"images of the same {columns.group} ({count:,}) stay together where a split is drawn"
-
-
-def _about_labels(cells: Sequence[Any], columns: Columns, labels: Collection[str], read: ReadConfig) -> Iterator[str]:
-    """How `cells` are read as `labels`, where they may mean something else."""
     written_lists = [cell for cell in cells if list_in(cell) is not None]
     missing = sorted(MISSING.intersection(str(cell).strip() for cell in cells))
     if missing and not columns.one_hot:
@@ -263,11 +259,12 @@ def _about_labels(cells: Sequence[Any], columns: Columns, labels: Collection[str
         )
 
 
-def _with_whole_numbers(rows: Sequence[Row], labels: Collection[str], where: str) -> Sequence[Row]:
+def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
     """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`.
 
     Raises UserError if all labels are numbers and some have decimals.
     """
+    labels = {label for row in rows for label in row.labels}
     all_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE) for label in labels)
     if all_numbers and (decimals := sorted(label for label in labels if float(label) % 1)):
         raise UserError(
