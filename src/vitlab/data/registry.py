@@ -30,6 +30,8 @@ _CONTENT = {
     "csv": "a CSV file with the columns file and label",
     "shards": "a folder of shards named train-*.tar",
 }
+Root = str | os.PathLike[str] | None
+"""The folder that relative paths start at; None for here, or for the user's cache."""
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets whose test images may be missing (`partial`)."""
 
@@ -80,7 +82,7 @@ def load_dataset(
     name: str,
     split: str,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: Root = None,
     classes: Sequence[int | str] | None = None,
     download: bool = True,
     on_error: str = "raise",
@@ -119,7 +121,7 @@ def load_dataset(
             raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
-        splits = _open(name, root, download, partial, read, multi_label)
+        splits = _open(name, root, read, download, partial, multi_label)
         dataset = _choose_split(name, splits, split, seed, whole_train)
     if not len(dataset):
         unit = "images" if dataset.groups is None else "groups of images"
@@ -151,7 +153,7 @@ def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
 
 
-def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
+def check_source(name: str, root: Root = None) -> None:
     """Raises UserError for an unknown data set and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
     if kind == "shards" and _is_address(path):
@@ -181,12 +183,10 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
         )
 
 
-def splits_to_copy(
-    name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None, read: ReadConfig = ReadConfig()
-) -> list[str]:
+def splits_to_copy(name: str, splits: Sequence[str], *, root: Root = None, read: ReadConfig) -> list[str]:
     """`splits` without "test" where val is used as test, which is logged."""
     both_asked = _is_custom(name) and {"val", "test"} <= set(splits)
-    if not both_asked or "test" not in _read_as_stored(_open(name, root, read=read)[0]):
+    if not both_asked or "test" not in _read_as_stored(_open(name, root, read)[0]):
         return list(splits)
     _warn_that_val_is_test(name)
     return [split for split in splits if split != "test"]
@@ -207,11 +207,11 @@ def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     return ["train", "test"], read
 
 
-def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
+def _expanded(root: Root) -> Path | None:
     return Path(root).expanduser() if root else None
 
 
-def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
+def _resolve(path: str, root: Root) -> Path:
     return Path(_expanded(root) or "", Path(path).expanduser())
 
 
@@ -229,12 +229,7 @@ def _is_custom(name: str) -> bool:
 
 
 def _open(
-    name: str,
-    root: str | os.PathLike[str] | None,
-    download: bool = True,
-    partial: bool = False,
-    read: ReadConfig = ReadConfig(),
-    multi_label: bool = False,
+    name: str, root: Root, read: ReadConfig, download: bool = True, partial: bool = False, multi_label: bool = False
 ) -> SplitReader:
     """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
     check_source(name, root)
@@ -255,9 +250,7 @@ def _open(
     return present, lambda split: group_by(read_split(split), pattern)
 
 
-def _open_source(
-    name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, multi_label: bool
-) -> SplitReader:
+def _open_source(name: str, root: Root, download: bool, partial: bool, multi_label: bool) -> SplitReader:
     kind, _, path = name.partition(":")
     folder = _expanded(root)
     if kind == "hub":
