@@ -244,7 +244,7 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path, caplog: pytest.LogCaptur
         ("train/a/1.png val/", "val has no class folders: .*remove it"),
         ("train/a/1.png val/1.png", "val has no class folders: add"),
         ("train/a/1.png val/c/1.png", "missing in train: c$"),
-        ("a/1.png a/2.png", "no class of train has enough images"),
+        ("a/1.png a/2.png", "train has too few images per class"),
     ],
 )
 def test_invalid_folders(files: str, message: str, tmp_path: Path) -> None:

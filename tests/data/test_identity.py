@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitlab.data import identity
-from vitlab.data.identity import identify, listed, same_place
+from vitlab.data.identity import identify, listed, normalized_location
 from vitlab.data.registry import load_dataset
 
 
@@ -107,9 +107,9 @@ def test_the_place_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     same = [{"name": f"folder:{path}", "root": None} for path in ("a", "a/", "./a", tmp_path / "a")]
     same.append({"name": "folder:a", "root": str(tmp_path)})
-    assert all(same_place(data, False) == same_place(same[0], False) for data in same)
+    assert all(normalized_location(data, False) == normalized_location(same[0], False) for data in same)
     other = {"name": "folder:b", "root": None}
-    assert same_place(other, False) != same_place(same[0], False)
-    assert same_place(other, True) == same_place(same[0], True)
+    assert normalized_location(other, False) != normalized_location(same[0], False)
+    assert normalized_location(other, True) == normalized_location(same[0], True)
     for name in ("shards:hub:a/b", "shards:https://host/a", "hub:a/b", "digits"):
-        assert same_place({"name": name}, True)["name"] == name
+        assert normalized_location({"name": name}, True)["name"] == name

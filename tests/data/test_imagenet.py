@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.registry import DATASETS, has_imagenet_classes, load_dataset
+from vitlab.data.imagenet import has_imagenet_classes
+from vitlab.data.registry import DATASETS, load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 

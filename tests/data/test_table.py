@@ -327,7 +327,7 @@ def test_repeated_rows_are_listed_and_read_once(tmp_path: Path, caplog: pytest.L
         ("file,label,fold\na.png,x,0\nb.png,x,one\n", "line 3 has the fold 'one'"),
         ("file,label\n", "lists no image"),
         ("file,label\na.png,x\n,y\n", "line 3 has no file"),
-        ("file,label\na.png\nb.png,x,y\n", "line 2 has not 2 fields, line 3 has not 2 fields"),
+        ("file,label\na.png\nb.png,x,y\n", "line 2 does not have the fields .*, line 3 does not have"),
         ("file,label\na.png,x\nb.png, \nc.png,|\n", r"2 images: .*b.png, .*c.png; .*--loss sigmoid"),
         ("file,label\n" + "".join(f"{i}.png,\n" for i in range(12)), r"12 images.*9.png, ... \(12\)"),
         ("file,label\nhttps://host/a.png,x\n", "line 2 has no local path"),

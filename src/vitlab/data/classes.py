@@ -129,7 +129,7 @@ def warn_of_contradictions(*datasets: Dataset) -> None:
     labels: dict[str, bytes] = {}
     for dataset in datasets:
         if not isinstance(dataset.entries, Entries):
-            files = [entry.file if entry.size == -1 else "" for entry in dataset.entries]
+            files = [entry.file if entry.is_whole_file else "" for entry in dataset.entries]
             labels |= {file: np.sort(dataset.all_labels.of_image(i)).tobytes() for i, file in enumerate(files) if file}
     groups = [list(labels)]
     for fingerprint in (os.path.getsize, _end, lambda file: sha256(Path(file))):

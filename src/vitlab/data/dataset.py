@@ -177,6 +177,11 @@ class Dataset:
         """Whether all of several labels are to be predicted: by `loss="sigmoid"`, with mean average precision."""
         return self.label_sets is not None and not self.alternatives
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the images are read from an address."""
+        return isinstance(self.entries, Entries) and not self.entries.local
+
     def path(self, index: int) -> str:
         """The name of image `index` in messages."""
         return self.entries[index].path if self.entries else f"{self.name}/{self.split}[{index}]"
@@ -209,8 +214,7 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
-        remote = isinstance(self.entries, Entries) and not self.entries.local
-        if self.pixels is not None or remote or len(self) > MEMORY_FILES:
+        if self.pixels is not None or self.is_remote or len(self) > MEMORY_FILES:
             return self
         pixels, failures = None, {}
         for i in range(len(self)):

@@ -261,10 +261,8 @@ def _is_upright(jpeg: bytes) -> bool:
 
 
 class Entry(NamedTuple):
-    """The bytes of one image: a whole file, or a member of a tar at `offset` with `size` bytes.
-
-    `edge` pixels are cut off at every side of the image.
-    """
+    """The bytes of one image: a whole file (`size` -1), or a member of a tar at `offset` with `size` bytes; or only the
+    name of an image in memory (`size` 0). `edge` pixels are cut off at every side of the image."""
 
     file: str
     member: str = ""
@@ -276,6 +274,14 @@ class Entry(NamedTuple):
     def path(self) -> str:
         """The name of the image in messages."""
         return f"{self.file}/{self.member}" if self.member else self.file
+
+    @property
+    def is_whole_file(self) -> bool:
+        return self.size < 0 and not self.member
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.size == 0
 
     def data(self) -> bytes:
         """The encoded image. Raises `ImageError`."""

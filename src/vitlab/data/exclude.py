@@ -28,7 +28,7 @@ def image_id(dataset: Dataset, index: int) -> str:
     path = dataset.path(index)
     if dataset.folder:
         return path.removeprefix(f"{dataset.folder}{os.sep}")
-    in_a_file = dataset.entries and dataset.entries[index].size
+    in_a_file = dataset.entries and not dataset.entries[index].is_in_memory
     return str(Path(path).absolute()) if in_a_file else path
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +49,10 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     """
     look_again()
     home = _unwrap(path, lambda folder: bool(_split_folders(folder)))
-    splits = _split_folders(home)
-    if "train" in splits:
-        splits["train"] = _unwrap(splits["train"])
-    roots = [splits["train"]] if "train" in splits else list(splits.values()) or [home]
+    folders = _split_folders(home) or {"train": home}
+    if "train" in folders:
+        folders["train"] = _unwrap(folders["train"])
+    roots = [folders["train"]] if "train" in folders else list(folders.values())
     classes = natural_order({canonical(folder): folder for root in roots for folder in subfolders(root)}.values())
     if not classes:
         shown = quoted(str(roots[0]))
@@ -63,13 +63,12 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     known = set(map(canonical, classes))
     splits = {
         split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
-        for split, folder in splits.items()
+        for split, folder in folders.items()
     }
     for root in roots:
-        _check_levels(root, subfolders(root))
+        _check_nesting(root, subfolders(root))
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
     names = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
-    splits = splits or {"train": home}
 
     def read(split: str) -> Dataset:
         dataset = read_class_folders(splits[split], name, split, classes)
@@ -79,74 +78,90 @@ def folder_splits(path: Path, name: str) -> SplitReader:
 
 
 def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
-    """`path`, or the folder in it, or deeper, that holds several folders of images, or that `stop` accepts.
-
-    Every folder on the way holds one folder and no images; one named as in `_WRAPPERS` may have others beside it.
-    """
+    """The folder that `path` wraps: several levels down, the first that `stop` accepts or that holds several folders of
+    images. Else `path` itself."""
     inner = path
-    while not stop(inner):
-        present = subfolders(inner)
-        holding = list(itertools.islice((folder for folder in present if has_images(inner / folder)), 2))
-        if not holding or has_images(inner, below=False):
-            return path
-        if len(holding) > 1 or (len(present) > 1 and holding[0].lower() not in _WRAPPERS):
-            break
-        inner = inner / holding[0]
-    if inner != path:
-        folders = first_ten(natural_order(subfolders(inner)))
-        warn_once(f"{quoted(str(path))}: all images lie in {quoted(str(inner))}, whose folders are read: {folders}")
+    while not stop(inner) and (wrapped := _wrapped_folder(inner)):
+        inner = wrapped
+    if inner == path or not (stop(inner) or _folders_with_images(inner)):
+        return path
+    folders = first_ten(natural_order(subfolders(inner)))
+    warn_once(f"{quoted(str(path))}: all images lie in {quoted(str(inner))}, whose folders are read: {folders}")
     return inner
+
+
+def _wrapped_folder(path: Path) -> Path | None:
+    """The folder with all images of `path`: its only folder, or one named as in `_WRAPPERS` beside others without."""
+    names = _folders_with_images(path)
+    is_wrapped = len(names) == 1 and (names == subfolders(path) or names[0].lower() in _WRAPPERS)
+    return path / names[0] if is_wrapped else None
+
+
+def _folders_with_images(path: Path) -> list[str]:
+    """The first two folders in `path` that hold images; none if `path` holds images itself."""
+    names = (folder for folder in subfolders(path) if has_images(path / folder))
+    return [] if has_images(path, below=False) else list(itertools.islice(names, 2))
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
     """Split -> its folder; empty if `path` holds class folders.
 
-    One folder among others that is named like a split and holds images itself is a class, as are test1 and test2 alone.
     Names with something before the split (`seg_train`) count where it is the same for several splits.
     """
     present = subfolders(path)
-    groups = collections.defaultdict[str, dict[str, list[Path]]](dict)
+    by_prefix = collections.defaultdict[str, dict[str, list[Path]]](dict)
     for folder in present:
         if match := _SPLIT_NAME.fullmatch(folder.lower()):
-            groups[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
-    named = groups[""] or next((group for group in groups.values() if len(group) > 1), {})
-    folders = [folder for same in named.values() for folder in same]
-    others = sorted(set(present).difference(folder.name for folder in folders))
-    has_splits = len(named) > 1 and any(map(subfolders, folders))
-    alike = len(named) == 1 and len(folders) > 1
-    hold_classes = (subfolders(folder) and not has_images(folder, below=False) for folder in folders)
-    if alike or not (has_splits or (folders and not others) or any(hold_classes)):
+            by_prefix[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
+    named = by_prefix[""] or next((group for group in by_prefix.values() if len(group) > 1), {})
+    others = sorted(set(present).difference(folder.name for same in named.values() for folder in same))
+    if not _are_splits(named, others):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
-    if len(named) == 1 and any(has_images(path / other) for other in others):
+    splits = {split: named[split][0] for split in SPLIT_FOLDERS if split in named}
+    if len(splits) == 1 and any(has_images(path / other) for other in others):
+        (folder,) = splits.values()
         raise UserError(
-            f"{folders[0]} holds folders, as a split with classes does, and there are images in {others} too: "
-            f"rename {folders[0].name} if it is a class, or move the others away, or give folder:{folders[0]}"
+            f"{folder} holds folders, as a split with classes does, and there are images in {others} too: "
+            f"rename {folder.name} if it is a class, or move the others away, or give folder:{folder}"
         )
     if others:
         warn_once(f"{quoted(str(path))}: the folders {others} are not splits and are not read")
-    return {split: named[split][0] for split in SPLIT_FOLDERS if split in named}
+    return splits
 
 
-def _check_levels(root: Path, classes: Sequence[str]) -> None:
+def _are_splits(named: Mapping[str, Sequence[Path]], others: Sequence[str]) -> bool:
+    """Whether the folders `named` like each split are splits, not classes; `others` are the folders beside them."""
+    folders = [folder for same in named.values() for folder in same]
+    if len(named) == 1 and len(folders) > 1:  # test1/x.jpg, test2/x.jpg: classes
+        return False
+    if not others:  # train/, test/: splits, whatever they hold
+        return bool(folders)
+    if len(named) > 1 and any(map(subfolders, folders)):  # train/cat/x.jpg, test/x.jpg, docs/: splits
+        return True
+    # train/cat/x.jpg, docs/: a split; train/x.jpg, car/x.jpg, even with train/more/x.jpg: classes
+    return any(subfolders(folder) and not has_images(folder, below=False) for folder in folders)
+
+
+def _check_nesting(root: Path, classes: Sequence[str]) -> None:
     """Logs that folders in class folders are merged. Raises UserError where these are the classes, or the splits."""
     indirect = [folder for folder in classes if not has_images(root / folder, below=False)]
     nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
     direct = set(map(canonical, classes)).difference(map(canonical, nested))
     for folder, inner in nested.items():
+        reason = ""
         if len({SPLIT_OF[name.lower()] for name in inner if name.lower() in SPLIT_OF}) > 1:
             reason = f"{folder} holds splits ({first_ten(inner)})"
         elif len(direct.intersection(map(canonical, inner))) > max(1, len(inner) / 2):
             reason = f"the folders in {folder} are called like the classes beside it"
         elif folder.lower() in _WRAPPERS and len(classes) > 1:
             reason = f"{folder} holds folders ({first_ten(inner)}), as a data set does"
-        else:
-            continue
-        raise UserError(
-            f"{quoted(str(root))} would be read as the classes {first_ten(classes)}, but {reason}: give "
-            f"folder:{quoted(str(root / folder))} to read that alone, or move or rename it"
-        )
+        if reason:
+            raise UserError(
+                f"{quoted(str(root))} would be read as the classes {first_ten(classes)}, but {reason}: give "
+                f"folder:{quoted(str(root / folder))} to read that alone, or move or rename it"
+            )
     if nested:
         inner = first_ten(natural_order({name for names in nested.values() for name in names}))
         warn_once(
@@ -160,9 +175,10 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
 
     Raises UserError for class folders that are not among `classes`, hold no images, or have dead links.
     """
-    present, shown = {canonical(folder): folder for folder in subfolders(path)}, quoted(str(path))
-    if len(present) < len(names := subfolders(path)):
-        twice = [folder for folder in names if folder not in present.values()]
+    shown = quoted(str(path))
+    folders = subfolders(path)
+    present = {canonical(folder): folder for folder in folders}
+    if twice := [folder for folder in folders if folder != present[canonical(folder)]]:
         raise UserError(f"{shown} has two folders for the class {first_ten(twice)}, in two Unicode forms: merge them")
     known = set(map(canonical, classes))
     if unknown := [folder for key, folder in present.items() if key not in known]:
@@ -172,8 +188,8 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
             f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
         )
     if missing := [folder for folder in classes if canonical(folder) not in present]:
-        text = "%s has no folder for %d of the %d classes: %s"
-        logger.warning(text, shown, len(missing), len(classes), first_ten(list(map(repr, missing))))
+        names = first_ten(list(map(repr, missing)))
+        logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), names)
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     by_class = {key: contents_of(path / folder) for key, folder in present.items()}
     require_no_dead_links(path, [link for contents in by_class.values() for link in contents.dead])
@@ -182,6 +198,6 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
             raise no_images(path / present[key], contents.others)
         ignored += contents.others
     report_ignored(path, ignored)
-    images = [by_class[canonical(folder)].images if canonical(folder) in present else [] for folder in classes]
-    entries = [Entry(image) for same in images for image in same]
-    return Dataset(name, split, classes, np.repeat(np.arange(len(classes)), list(map(len, images))), entries=entries)
+    images = [by_class[key].images if key in by_class else [] for key in map(canonical, classes)]
+    labels = np.repeat(np.arange(len(classes)), list(map(len, images)))
+    return Dataset(name, split, classes, labels, entries=[Entry(image) for same in images for image in same])

@@ -37,6 +37,23 @@ _WNID = re.compile(r"n\d{8}")
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
 
+def has_imagenet_classes(name: str) -> bool:
+    """Whether the data set `name` is ImageNet or one of its test sets."""
+    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
+
+
+def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
+    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
+
+    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
+    Google and others, which are assumed to be.
+    """
+    if dataset is None or has_imagenet_classes(dataset):
+        return True
+    names = list(classes or ())
+    return names != [] and names == sorted(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
+
+
 def _find_root(name: str, root: Path | None, below: tuple[str, ...], content: tuple[str, ...]) -> Path:
     """`root`, or the first of its sub-folders `below`, that has any of `content`."""
     if root is None:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from vitlab.data.dataset import Dataset, Entries
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import IMAGE_FORMATS, ImageError, Levels, decode_image, is_deep
 from vitlab.data.limits import content_refusal, size_refusal
 from vitlab.errors import UserError, quoted
@@ -37,7 +37,7 @@ def measure_range(dataset: Dataset) -> Levels:
     Color and 8 bits are measured after decoding. Raises UserError for images that are not in files, and if none can
     be read.
     """
-    if not dataset.entries or not dataset.entries[0].size:
+    if not dataset.entries or dataset.entries[0].is_in_memory:
         raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
     ranges = _ranges(dataset, MEASURED, deep=False)
     if not ranges:
@@ -66,8 +66,7 @@ def warn_of_lost_bits(dataset: Dataset) -> None:
 
 def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
     """`_ranges` of a few images of 16 bits; empty for remote shards, which would be downloaded."""
-    remote = isinstance(dataset.entries, Entries) and not dataset.entries.local
-    return [] if remote else _ranges(dataset, SAMPLED, deep=True)
+    return [] if dataset.is_remote else _ranges(dataset, SAMPLED, deep=True)
 
 
 def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float]]:
@@ -77,7 +76,7 @@ def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float
     ranges = []
     for index in chosen.tolist() if dataset.entries else ():
         entry = dataset.entries[index]
-        if entry.size == 0:  # in memory
+        if entry.is_in_memory:
             continue
         try:
             values = _deep_values(data := entry.data())

@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,8 @@ _CONTENT = {
     "csv": "a CSV file with the columns file and label",
     "shards": "a folder of shards named train-*.tar",
 }
+Root = str | os.PathLike[str] | None
+"""The folder that relative paths start at; None for here, or for the user's cache."""
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets whose test images may be missing (`partial`)."""
 
@@ -81,7 +82,7 @@ def load_dataset(
     name: str,
     split: str,
     *,
-    root: str | os.PathLike[str] | None = None,
+    root: Root = None,
     classes: Sequence[int | str] | None = None,
     download: bool = True,
     on_error: str = "raise",
@@ -97,19 +98,20 @@ def load_dataset(
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
-    split: "train", "val", "test", "trainval" or "all". A split that is missing from the source is held out from its
-    train split, stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of
-    VTAB's tasks) every image of the source once. If the user's data set (`folder:`, `csv:`, `shards:`, `hub:`) has val
-    and no test, val is used as test: "val" and "test" are the same images, "train" and "trainval" are train.
+    split: "train", "val", "test", "trainval" (all but test) or "all" (every image once; not of VTAB's tasks). A split
+    that is missing from the source is held out from its train, stratified, by `seed`, so that splits never overlap.
+    Where the user's data set (`folder:` and the like) has val and no test, val is used as test, and trainval is train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
     classes: the names or numbers of the classes to keep, as `keep_classes` does.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
-    subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split (see
-    `stratified_subset`). A smaller subset is contained in every larger one; `classes` and `exclude` only remove images.
-    exclude: a list of images to leave out (`vitlab duplicates`). whole_train: hold out no val from the user's "train".
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing. levels: see `Dataset`.
-    read: how a table and groups are read. multi_label: images of a table may have several labels or none, as the model
-    or its loss says.
+    exclude: a list of images to leave out (`vitlab duplicates`).
+    subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split, before `classes`
+    and `exclude` remove images. A smaller subset is contained in every larger one.
+    whole_train: hold out no val from the user's "train".
+    partial: images of the test split of `imagenet` and `imagenet_real` may be missing.
+    levels: the black and white of the images, see `Dataset`.
+    read: how a table and groups are read.
+    multi_label: images of a table may have several labels or none, as the model or its loss says.
     """
     _check_request(name, split, on_error, partial)
     if name.startswith("vtab:"):
@@ -119,11 +121,11 @@ def load_dataset(
             raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
-        splits = _open(name, root, download, partial, read, multi_label)
+        splits = _open(name, root, read, download, partial, multi_label)
         dataset = _choose_split(name, splits, split, seed, whole_train)
     if not len(dataset):
         unit = "images" if dataset.groups is None else "groups of images"
-        raise UserError(f"{name}: no class of train has enough {unit} to cut a {split} split from it; add some")
+        raise UserError(f"{name}: train has too few {unit} per class to hold out a {split} split; add some")
     if subset_fraction is not None:
         dataset = stratified_subset(dataset, subset_fraction, subset_seed)
     if classes is not None:
@@ -131,9 +133,12 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        how: dict[str, Any] = {"root": root, "on_error": "skip", "seed": seed, "read": read, "multi_label": multi_label}
         whole = "all" if _is_custom(name) else "trainval"
-        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, **how))
+
+        def load_whole() -> Dataset:
+            return load_dataset(name, whole, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label)
+
+        dataset = leave_out(dataset, exclude, load_whole)
     if _is_custom(name):
         warn_of_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)
@@ -148,13 +153,16 @@ def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
 
 
-def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
+def check_source(name: str, root: Root = None) -> None:
     """Raises UserError for an unknown data set and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
+    if kind == "shards" and _is_address(path):
+        return
     if kind in _CONTENT and path:
-        source, form = _resolve(path, root), "file" if kind == "csv" else "folder"
-        state = "is a folder" if source.is_dir() else "is a file" if source.exists() else "does not exist"
-        if state != f"is a {form}" and not (kind == "shards" and _is_address(path)):
+        source = _resolve(path, root)
+        form = "file" if kind == "csv" else "folder"
+        state = "does not exist" if not source.exists() else "is a folder" if source.is_dir() else "is a file"
+        if not source.exists() or source.is_dir() != (form == "folder"):
             raise UserError(f"the {form} {quoted(str(source))} {state} (in {Path.cwd()}): give {_CONTENT[kind]}")
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         hints = [f"unknown data set {name!r}"]
@@ -163,23 +171,6 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
         if _resolve(name, root).is_dir():
             hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
         raise UserError("; ".join([*hints, nearest(name, DATASETS)]) + ". `vitlab list datasets` shows all.")
-
-
-def has_imagenet_classes(name: str) -> bool:
-    """Whether the data set `name` is ImageNet or one of its test sets."""
-    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
-
-
-def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
-    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
-
-    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
-    Google and others, which are assumed to be.
-    """
-    if dataset is None or has_imagenet_classes(dataset):
-        return True
-    names = list(classes or ())
-    return names != [] and names == sorted(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
 def require_disjoint(train: Dataset, test: Dataset) -> None:
@@ -192,12 +183,13 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
         )
 
 
-def splits_to_copy(
-    name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None, read: ReadConfig = ReadConfig()
-) -> list[str]:
-    """`splits` without "test" where test is an alias of val (`_val_is_test`)."""
-    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root, read=read)[0])
-    return [split for split in splits if split != "test" or not same]
+def splits_to_copy(name: str, splits: Sequence[str], *, root: Root = None, read: ReadConfig) -> list[str]:
+    """`splits` without "test" where val is used as test, which is logged."""
+    both_asked = _is_custom(name) and {"val", "test"} <= set(splits)
+    if not both_asked or "test" not in _read_as_stored(_open(name, root, read)[0]):
+        return list(splits)
+    _warn_that_val_is_test(name)
+    return [split for split in splits if split != "test"]
 
 
 def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
@@ -215,11 +207,11 @@ def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     return ["train", "test"], read
 
 
-def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
+def _expanded(root: Root) -> Path | None:
     return Path(root).expanduser() if root else None
 
 
-def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
+def _resolve(path: str, root: Root) -> Path:
     return Path(_expanded(root) or "", Path(path).expanduser())
 
 
@@ -237,35 +229,30 @@ def _is_custom(name: str) -> bool:
 
 
 def _open(
-    name: str,
-    root: str | os.PathLike[str] | None,
-    download: bool = True,
-    partial: bool = False,
-    read: ReadConfig = ReadConfig(),
-    multi_label: bool = False,
+    name: str, root: Root, read: ReadConfig, download: bool = True, partial: bool = False, multi_label: bool = False
 ) -> SplitReader:
     """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
     check_source(name, root)
-    table, (kind, _, path) = None, name.partition(":")
+    kind, _, path = name.partition(":")
+    table = None
     if kind in ("csv", "folder"):
         from vitlab.data.table import csv_splits, metadata_splits
 
         open_table = csv_splits if kind == "csv" else metadata_splits
         table = open_table(_resolve(path, root), name, read, multi_label)
-    if table is None and (unused := [n for n in ("label_separator", "test_fold") if n in read.read_settings]):
-        raise UserError(
-            f"{' and '.join(unused)} have no effect on {quoted(name)}, which is not a table; leave them out"
-        )
+    unused = [setting for setting in ("label_separator", "test_fold") if setting in read.read_settings]
+    if table is None and unused:
+        settings = " and ".join(unused)
+        raise UserError(f"{settings} have no effect on {quoted(name)}, which is not a table; leave them out")
     present, read_split = table or _open_source(name, root, download, partial, multi_label)
     if (pattern := read.group_by) is None:
         return present, read_split
     return present, lambda split: group_by(read_split(split), pattern)
 
 
-def _open_source(
-    name: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, multi_label: bool
-) -> SplitReader:
-    folder, (kind, _, path) = _expanded(root), name.partition(":")
+def _open_source(name: str, root: Root, download: bool, partial: bool, multi_label: bool) -> SplitReader:
+    kind, _, path = name.partition(":")
+    folder = _expanded(root)
     if kind == "hub":
         from vitlab.data.hub import hub_splits
 
@@ -284,36 +271,53 @@ def _open_source(
         return shard_splits(_resolve(path, root), name)
     module, function = DATASETS[name].reader.split(":")
     read = getattr(importlib.import_module(f"vitlab.data.{module}"), function)
-    return read(name, folder, download, **({"partial": True} if partial else {}))
+    return read(name, folder, download, partial=True) if partial else read(name, folder, download)
+
+
+_READ_AS_STORED: Mapping[tuple[str, ...], Mapping[str, str]] = {
+    ("val",): {"train": "train", "val": "val", "test": "val", "trainval": "train"},  # val is used as test
+    ("test",): {"trainval": "train"},  # without a draw, in its order
+}
+"""Of the user's data sets, by the splits that are stored beside train: requested split -> stored split that is read.
+Of any other request, what is missing is held out from train."""
+
+
+def _read_as_stored(present: Sequence[str]) -> Mapping[str, str]:
+    return _READ_AS_STORED.get(tuple(split for split in ("val", "test") if split in present), {})
 
 
 def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """The requested split. In the user's data set val replaces a missing test; `whole_train`: see `load_dataset`."""
+    """The requested split; `whole_train`: see `load_dataset`."""
     if not _is_custom(name):
         return _cut_split(name, splits, split, DATASETS[name].held_out, seed)
-    present, held_out = splits[0], DATASETS["folder:PATH"].held_out
+    present, _ = splits
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
-    stored = split
-    if _val_is_test(name, present, warn=split in ("test", "trainval")):
-        stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
-    elif split == "trainval" and "test" in present and "val" not in present:
-        stored, held_out = "train", {}  # in its order
+    as_stored = _read_as_stored(present)
+    if "test" in as_stored and split in ("test", "trainval"):
+        _warn_that_val_is_test(name)
+    stored = as_stored.get(split, split)
+    held_out = {} if split in as_stored else DATASETS["folder:PATH"].held_out
     return dataclasses.replace(_cut_split(name, splits, stored, held_out, seed), split=split)
+
+
+def _warn_that_val_is_test(name: str) -> None:
+    warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
 
 
 def _cut_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
     """The requested split, held out from train if it is missing from the source."""
     present, read = splits
-    if split == "all":  # uncut, so a source without train has it too
-        whole = functools.reduce(join, (with_image_names(read(s)) for s in ("train", "val", "test") if s in present))
-        return dataclasses.replace(whole, split=split)
+    if split == "all":  # a source without train has it too
+        stored = [with_image_names(read(each)) for each in ("train", "val", "test") if each in present]
+        return dataclasses.replace(functools.reduce(join, stored), split=split)
     if split not in present and "train" not in present:
         allowed = ", ".join([*present, "all"])
         raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
-        train, val = (_cut_split(name, splits, s, held_out, seed) for s in ("train", "val"))
+        train = _cut_split(name, splits, "train", held_out, seed)
+        val = _cut_split(name, splits, "val", held_out, seed)
         both = join(train, val)
         from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
         return dataclasses.replace(both, split=split, from_val=from_val)
@@ -329,12 +333,3 @@ def _cut_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str
             f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {len(train)} images"
         )
     return dataclasses.replace(train.take(chosen), split=split)
-
-
-def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
-    """Whether val is used as test because the user's data set has no test split, which is logged."""
-    if "val" not in present or "test" in present:
-        return False
-    if warn:
-        warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
-    return True

@@ -3,7 +3,7 @@
 import collections
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,15 +34,16 @@ class Row(NamedTuple):
 
 
 def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False) -> SplitReader:
-    """The images that a table lists: `file`, a path relative to the table's folder, `label`, and `split` if any.
+    """The images that a table lists: CSV in UTF-8 with commas, semicolons or tabs, or `.jsonl` or `.parquet`.
 
-    CSV in UTF-8, with commas, semicolons or tabs; `.jsonl` or `.parquet`. For other names of the columns see
-    `table_file`: labels may be columns of 0 and 1, `is_valid` or `fold` say the split, `group` what stays together.
-    Several labels of an image are a list, or joined by `label_separator`, which is in no label then. Where any has
-    several, or the model has several labels (`multi_label`), an image may have none. A split is train, val or test, or
-    has another name of `SPLIT_FOLDERS`; without a column of splits the first folders of the paths are the splits,
-    where all are named so, else every image is train's. Where no file is where the table says, names are looked for
-    below its folder. Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
+    - file: a path relative to the table's folder. If no file exists at its path, files are found by name below it.
+    - label: several labels are a list, or joined by `label_separator`. If any image has several, or the model has
+      (`multi_label`), an image may have none.
+    - split: train, val or test, or another name of `SPLIT_FOLDERS`. Without this column the first folders of the paths
+      are the splits, if all are named so, else every image is in train.
+    - For other columns see `table_file`: one column of 0 and 1 per class, `is_valid`, `fold`, `group`.
+
+    Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
     return _splits(_read_rows(path, "", read), path.parent, name, multi_label)
 
@@ -50,64 +51,61 @@ def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_lab
 def metadata_splits(
     path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False
 ) -> SplitReader | None:
-    """The images of `PATH/metadata.csv`, `.jsonl` or `.parquet`, or of those in `train/`, `val/` and `test/`, or in
-    their class folders (Hugging Face).
+    """The images that Hugging Face's `metadata.csv`, `.jsonl` or `.parquet` lists, as `csv_splits` reads them.
 
-    As `csv_splits`, with the columns `file_name` and `label`. Class folders are not read then, which is logged, as are
-    images that are not listed. None where no metadata has a label: class folders are read.
+    The metadata is in PATH, or in each of `train/`, `val/` and `test/`, or in each class folder; its columns are
+    `file_name` and `label`. Class folders are not read then; they and unlisted images are logged. None where no
+    metadata has a label: class folders are read.
     """
-    roots = [("", path)]
-    if not _labeled(path):
-        roots = [
-            (SPLIT_OF[name.lower()], path / name) for name in subfolders(path) if name.lower() in SPLIT_OF
-        ] or roots
-    roots = [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
-    tables = {root: table for _, root in roots if (table := _labeled(root))}
+    named = [] if _labeled_metadata(path) else [folder for folder in subfolders(path) if folder.lower() in SPLIT_OF]
+    roots = [(SPLIT_OF[folder.lower()], path / folder) for folder in named] or [("", path)]
+    folders = [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
+    tables = {folder: table for _, folder in folders if (table := _labeled_metadata(folder))}
     if not tables:
         return None
-    if missing := [str(root) for _, root in roots if root not in tables]:
+    if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
-    rows = [row for split, root in roots for row in _read_rows(tables[root], split, read)]
+    rows = [row for split, folder in folders for row in _read_rows(tables[folder], split, read)]
     listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
-    for root in tables:
-        classes = [folder for folder in subfolders(root) if folder.lower() not in SPLIT_OF]
+    for folder, table in tables.items():
+        classes = [inner for inner in subfolders(folder) if inner.lower() not in SPLIT_OF]
         if len(classes) > 1:
-            file = quoted(str(tables[root]))
+            file = quoted(str(table))
             warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
-        if extra := [f for f in images_below(root) if os.path.abspath(f) not in listed]:  # noqa: PTH100
-            warn_once(f"{quoted(str(tables[root]))} lists no label of {len(extra)} images: {first_ten(extra)}")
+        if unlisted := [f for f in images_below(folder) if os.path.abspath(f) not in listed]:  # noqa: PTH100
+            warn_once(f"{quoted(str(table))} lists no label of {len(unlisted)} images: {first_ten(unlisted)}")
     return _splits(rows, path, name, multi_label)
 
 
 def _folders_with_metadata(root: Path) -> list[Path]:
     """A folder, or its folders of images where these have metadata with labels and it has none itself."""
-    below = [] if _labeled(root) else [root / folder for folder in subfolders(root)]
-    if not any(map(_labeled, below)):
+    below = [] if _labeled_metadata(root) else [root / folder for folder in subfolders(root)]
+    if not any(map(_labeled_metadata, below)):
         return [root]
-    tables = first_ten([str(folder) for folder in below if _labeled(folder)])
+    tables = first_ten([str(folder) for folder in below if _labeled_metadata(folder)])
     warn_once(f"the labels are from the metadata in {tables}; the names of the folders are not read as classes")
     return [folder for folder in below if images_below(folder)]
 
 
 def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
-    forms: dict[str, str] = {}  # of a label in several Unicode forms, the first
-    same = (dict.fromkeys(forms.setdefault(canonical(label), label) for label in row.labels) for row in rows)
-    rows = [row._replace(labels=tuple(labels)) for row, labels in zip(rows, same, strict=True)]
-    rows = _without_repetitions(rows, name)
+    first_forms: dict[str, str] = {}  # of a label in several Unicode forms
+    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
+    rows = _without_repetitions(_rename_labels(rows, forms), name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
-    known = {label for row in rows if row.split == present[0] or "train" not in present for label in row.labels}
-    if unknown := sorted({label for row in rows for label in row.labels} - known):
-        raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
-    classes = natural_order(known)
+    class_rows = [row for row in rows if row.split == "train"] or rows
+    classes = natural_order({label for row in class_rows for label in row.labels})
     index = {label: i for i, label in enumerate(classes)}
+    if unknown := sorted({label for row in rows for label in row.labels if label not in index}):
+        raise UserError(f"{quoted(name)} has labels that are missing in train: {first_ten(unknown)}")
     multi_label = multi_label or any(len(row.labels) > 1 for row in rows)
-    if (unlabeled := [row.file for row in rows if not row.labels]) and not multi_label:
+    unlabeled = [row.file for row in rows if not row.labels]
+    if unlabeled and not multi_label:
         raise UserError(
             f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}; remove these rows, or "
             f"where an image may have several classes or none, give --loss sigmoid"
         )
     if unlabeled:
-        warn_once(f"{quoted(name)}: {len(unlabeled)} images have no label, and are taken for images without any class")
+        warn_once(f"{quoted(name)}: {len(unlabeled)} images have no label, and are treated as images without a class")
 
     def read(split: str) -> Dataset:
         part = [row for row in rows if row.split == split]
@@ -151,7 +149,7 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     return list(first_rows.values())
 
 
-def _labeled(folder: Path) -> Path | None:
+def _labeled_metadata(folder: Path) -> Path | None:
     """The metadata of a folder, if it names files and labels."""
     tables = [folder / name for name in METADATA if (folder / name).exists()]
     if len(tables) > 1:
@@ -165,46 +163,59 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     names, records = read_table(path)
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
-    values = {lowered(record.get(columns.split)) for _, record in records if record} if columns.split else set()
+    values = {lowered(record.get(columns.split)) for _, record in records if record}
     splits = _splits_by_value(columns.split, values, read.test_fold, where)
-    rows, invalid = [], []
-    for line, record in records:
-        file = record.get(columns.file)
-        file = str(file) if isinstance(file, int) else file
-        labels = columns.labels_of(record, read.label_separator or "|")
-        named = lowered(record.get(columns.split))
-        if not record:
-            invalid.append(f"line {line} has not {len(names)} fields")
-        elif not isinstance(file, str) or not file:
-            invalid.append(f"line {line} has no file")
-        elif labels is None:
-            invalid.append(f"line {line} has the label {record[columns.labels[0]]!r} ({file}), not a text or number")
-        elif "://" in file or _NOT_TEXT.search(file + "".join(labels)):
-            invalid.append(f"line {line} has no local path or no valid UTF-8 ({file[:80]!r})")
-        elif columns.split and not split and named not in splits:
-            allowed = {"is_valid": "True or False", "fold": "a whole number"}
-            wanted = allowed.get(columns.split.lower(), "train, val or test")
-            invalid.append(f"line {line} has the {columns.split} {named!r} ({file}), not {wanted}")
-        else:
-            group = str(record.get(columns.group) or "").strip() if columns.group else ""
-            rows.append(Row(file, labels, split or splits.get(named, ""), "" if group in MISSING else group))
-    if invalid or not rows:
+    if split or not columns.split:
+        splits = dict.fromkeys(values, split)
+    parsed = [(line, _parse_row(record, columns, splits, read.label_separator or "|")) for line, record in records]
+    rows = [row for _, row in parsed if isinstance(row, Row)]
+    if len(rows) < len(parsed) or not rows:
+        invalid = [f"line {line} {problem}" for line, problem in parsed if isinstance(problem, str)]
         raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
-    _check_labels(rows, columns, records, read, where)
+    cells = [record.get(columns.labels[0]) for _, record in records]
+    for remark in _remarks(rows, cells, columns, read):
+        warn_once(f"{where}: {remark}")
     rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
     if not columns.split and not split:
-        rows = [row._replace(split=SPLIT_OF.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
-    rows = [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
+        rows = _split_by_folder(rows, path.parent, where)
+    return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
+
+
+def _parse_row(record: dict[str, Any], columns: Columns, splits: Mapping[str, str], separator: str) -> Row | str:
+    """The image of a row, or what is invalid in it; `splits`: the split that each value of the column means."""
+    if not record:
+        return "does not have the fields of the header"
+    file = record.get(columns.file)
+    file = str(file) if isinstance(file, int) else file
+    if not isinstance(file, str) or not file:
+        return "has no file"
+    labels = columns.labels_of(record, separator)
+    if labels is None:
+        return f"has the label {record[columns.labels[0]]!r} ({file}), not a text or number"
+    if "://" in file or _NOT_TEXT.search(file + "".join(labels)):
+        return f"has no local path or no valid UTF-8 ({file[:80]!r})"
+    split = lowered(record.get(columns.split))
+    if split not in splits:
+        allowed = {"is_valid": "True or False", "fold": "a whole number"}
+        wanted = allowed.get(columns.split.lower(), "train, val or test")
+        return f"has the {columns.split} {split!r} ({file}), not {wanted}"
+    group = str(record.get(columns.group) or "").strip() if columns.group else ""
+    return Row(file, labels, splits[split], "" if group in MISSING else group)
+
+
+def _split_by_folder(rows: Sequence[Row], folder: Path, where: str) -> list[Row]:
+    """`rows` in the splits that the first folders of their paths name; all in train if any path has none."""
+    rows = [row._replace(split=SPLIT_OF.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
     outside = [row.file for row in rows if not row.split]
     if 0 < len(outside) < len(rows):
         warn_once(
             f"{where}: the folders train, val and test are not taken for splits, as {len(outside)} of the {len(rows)} "
-            f"files are in none of them, first {quoted(outside[0])}; add a column split"
+            f"files are in none of them, first {quoted(str(folder / outside[0]))}; add a column split"
         )
     return [row._replace(split="train") for row in rows] if outside else rows
 
 
-def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> dict[str, str]:
+def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> Mapping[str, str]:
     """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
     if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
         if test_fold is not None:
@@ -220,47 +231,56 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     return {value: "test" if fold == test else "train" for value, fold in folds.items()}
 
 
-def _check_labels(rows: Sequence[Row], columns: Columns, records: Any, read: ReadConfig, where: str) -> None:
-    """Logs what was understood of columns and labels; raises UserError for labels that are decimal numbers."""
+def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: ReadConfig) -> Iterator[str]:
+    """Which columns are read, and how the `cells` of the label are, where these may mean something else."""
     labels = {label for row in rows for label in row.labels}
     if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
-        warn_once(f"{where}: the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}")
+        yield f"the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}"
     if columns.one_hot and (empty := [column for column in columns.labels if column not in labels]):
-        warn_once(f"{where}: no image has a 1 in {first_ten(empty)}; these are not classes")
+        yield f"no image has a 1 in {first_ten(empty)}; these are not classes"
     if columns.group:
         count = len({row.group for row in rows})
-        warn_once(f"{where}: images of the same {columns.group} ({count:,}) stay together where a split is drawn")
-    numbers = [label for label in labels if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE)]
-    if labels and len(numbers) == len(labels) and (decimal := sorted(n for n in numbers if float(n) % 1)):
-        raise UserError(
-            f"{where} has numbers as labels, such as {first_ten(decimal[:3])}: vitlab classifies, and these look like "
-            f"a regression target. Make classes of them, by ranges with names, such as low and high."
-        )
-    cells = [record.get(columns.labels[0]) for _, record in records]
-    if not columns.one_hot and (missing := sorted(MISSING.intersection(str(cell).strip() for cell in cells))):
-        warn_once(f"{where}: the label {first_ten(missing)} is read as an empty cell; rename it if it is a class")
-    if names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
-        warn_once(f"{where}: the label {first_ten(names)} is a class; leave the cells empty if it means none")
-    if not columns.one_hot and (written := next((cell for cell in cells if list_in(cell) is not None), None)):
-        warn_once(f"{where}: labels such as {written} are read as lists, each item as a label")
+        yield f"images of the same {columns.group} ({count:,}) stay together where a split is drawn"
+    written_lists = [cell for cell in cells if list_in(cell) is not None]
+    missing = sorted(MISSING.intersection(str(cell).strip() for cell in cells))
+    if missing and not columns.one_hot:
+        yield f"the label {first_ten(missing)} is read as an empty cell; rename it if it is a class"
+    if none_names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
+        yield f"the label {first_ten(none_names)} is a class; leave the cells empty if it means none"
+    if written_lists and not columns.one_hot:
+        yield f"labels such as {written_lists[0]} are read as lists, each item as a label"
     if read.label_separator is None and (separator := _likely_separator(labels)):
         joined = sorted(label for label in labels if separator in label)
-        warn_once(
-            f"{where}: labels such as {first_ten(list(map(repr, joined[:3])))} are one class each ({len(labels)} in "
-            f"all). If they are several labels of an image, give --data.label-separator '{separator}'; '|' says that "
-            f"they are names."
+        yield (
+            f"labels such as {first_ten(list(map(repr, joined[:3])))} are one class each ({len(labels)} in all). If "
+            f"they are several labels of an image, give --data.label-separator '{separator}'; '|' says that they are "
+            f"names."
         )
 
 
 def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`."""
+    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`.
+
+    Raises UserError if all labels are numbers and some have decimals.
+    """
     labels = {label for row in rows for label in row.labels}
-    numbers = {label: label.partition(".")[0] for label in labels if re.fullmatch(r"[-+]?\d+(\.0*)?", label)}
-    if len(numbers) < len(labels) or not (points := sorted(label for label in labels if "." in label)):
+    all_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE) for label in labels)
+    if all_numbers and (decimals := sorted(label for label in labels if float(label) % 1)):
+        raise UserError(
+            f"{where} has numbers as labels, such as {first_ten(decimals[:3])}: vitlab classifies, and these look like "
+            f"a regression target. Make classes of them, by ranges with names, such as low and high."
+        )
+    with_point = sorted(label for label in labels if "." in label)
+    if not with_point or not all(re.fullmatch(r"[-+]?\d+(\.0*)?", label) for label in labels):
         return rows
-    warn_once(f"{where}: labels such as {points[0]} are read as whole numbers")
-    return [row._replace(labels=tuple(dict.fromkeys(map(numbers.__getitem__, row.labels)))) for row in rows]
+    warn_once(f"{where}: labels such as {with_point[0]} are read as whole numbers")
+    return _rename_labels(rows, {label: label.partition(".")[0] for label in labels})
+
+
+def _rename_labels(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
+    """`rows` with other names for their labels, each once."""
+    return [row._replace(labels=tuple(dict.fromkeys(names[label] for label in row.labels))) for row in rows]
 
 
 def _likely_separator(labels: Collection[str]) -> str:
@@ -280,22 +300,26 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
     rows = _in_the_form_on_disk(rows, folder)
     if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
         return rows
-    below = collections.defaultdict[str, set[str]](set)
-    for file in (os.path.relpath(file, folder) for file in images_below(folder)):
-        parts = Path(file).with_suffix("").parts
-        for start in range(len(parts)):
-            below["/".join(parts[start:])].add(file)
-            below["/".join((*parts[start:-1], Path(file).name))].add(file)
-    located, ambiguous = [], []
+    # The ends of a/b/c.png are c.png, b/c.png, a/b/c.png, and the same without the suffix.
+    by_end = collections.defaultdict[str, set[str]](set)
+    for path in images_below(folder):
+        file = os.path.relpath(path, folder)
+        for parts in (Path(file).parts, Path(file).with_suffix("").parts):
+            for start in range(len(parts)):
+                by_end["/".join(parts[start:])].add(file)
+    located, moved, ambiguous = [], [], []
     for row in rows:
         wanted = row.file.replace("\\", "/").removeprefix("./")
-        tail = Path(wanted).name if wanted.startswith("/") or ":" in wanted else wanted
-        fits = sorted(below.get(tail, ()))
-        ambiguous += [f"{row.file} ({' and '.join(fits[:3])})"] if len(fits) > 1 else []
-        located.append(row._replace(file=fits[0]) if len(fits) == 1 else row)
+        is_absolute = wanted.startswith("/") or ":" in wanted
+        matches = sorted(by_end.get(Path(wanted).name if is_absolute else wanted, ()))
+        if len(matches) > 1:
+            ambiguous.append(f"{row.file} ({' and '.join(matches[:3])})")
+        elif matches and matches[0] != row.file:
+            moved.append(f"{row.file} is {matches[0]}")
+        located.append(row._replace(file=matches[0]) if matches else row)
     if ambiguous:
         raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
-    if moved := [f"{row.file} is {new.file}" for row, new in zip(rows, located, strict=True) if row.file != new.file]:
+    if moved:
         warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
     return located
 

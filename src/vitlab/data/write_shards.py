@@ -140,7 +140,7 @@ def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, 
         return "jpg", _save(smaller, "JPEG", quality=settings.quality)
     entry = dataset.entries[index] if dataset.entries else None
     # Encoded bytes are copied, but not for images in memory (size 0) or with a border to crop (ObjectNet).
-    if entry is not None and entry.size and not entry.edge:
+    if entry is not None and not entry.is_in_memory and not entry.edge:
         data = entry.data()
         if suffix := SUFFIXES.get(Image.open(io.BytesIO(data)).format or ""):
             return suffix, data

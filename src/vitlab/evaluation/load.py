@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from vitlab.data.classes import canonical
 from vitlab.data.dataset import Dataset
+from vitlab.data.imagenet import has_imagenet_classes, predicts_imagenet
 from vitlab.data.loader import Batch, eval_batches
-from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
+from vitlab.data.registry import DATASETS
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.config import DataConfig
 from vitlab.data.classes import require_classes_left, warn_of_contradictions
-from vitlab.data.dataset import Dataset, Entries
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.levels import measure_range, warn_of_narrow_range
 from vitlab.data.registry import load_dataset, require_disjoint
@@ -104,7 +104,7 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
 def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
     """Raises UserError for a class without a readable image. Decodes one of each class, on rank 0 and for all, and more
     where it cannot be read. Remote shards, which would be downloaded, are not checked."""
-    if isinstance(train.entries, Entries) and not train.entries.local:
+    if train.is_remote:
         return
     labels = train.all_labels
     order = np.argsort(labels.values, kind="stable")

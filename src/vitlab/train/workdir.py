@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
 from vitlab.config.data import RENAMED
 from vitlab.config.train import REMOVED
-from vitlab.data.identity import listed, same_place
+from vitlab.data.identity import listed, normalized_location
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
 from vitlab.models.variant import nested
@@ -330,7 +330,7 @@ def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]
         settings["model"] = nested(model)
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         data = {RENAMED.get(name) or name: value for name, value in data.items()}
-        settings["data"] = same_place(data, identified) | ({"exclude": None} if "excluded" in settings else {})
+        settings["data"] = normalized_location(data, identified) | ({"exclude": None} if "excluded" in settings else {})
     return settings
 
 
