@@ -224,18 +224,9 @@ def _device_flops(
     """FLOP/s of one device, and where the number comes from."""
     if mfu == "measured":
         return _measured_flops(config, device, images_at_once)
-    fraction = _parse_mfu(mfu, config.precision)
-    if peak is None:
-        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
-    source = "assumed" if config.trained_blocks is None else "assumed, as if all blocks were trained"
-    return fraction * peak, source
-
-
-def _parse_mfu(mfu: str | None, precision: str) -> float:
-    if mfu is None and precision == "float32":
+    if mfu is None and config.precision == "float32":
         raise UserError(
-            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or as a fraction of "
-            "that peak."
+            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or a fraction of that peak."
         )
     try:
         fraction = float(DEFAULT_MFU if mfu is None else mfu)
@@ -243,7 +234,9 @@ def _parse_mfu(mfu: str | None, precision: str) -> float:
         fraction = 0.0
     if not 0 < fraction <= 1:
         raise UserError(f"--mfu is {mfu}; give a fraction of the device's peak in bfloat16, in (0, 1], or measured.")
-    return fraction
+    if peak is None:
+        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
+    return fraction * peak, "assumed" if config.trained_blocks is None else "assumed, as if all blocks were trained"
 
 
 def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tuple[float, str]:

@@ -62,7 +62,8 @@ def run_section(
     record = read_json(run.folder / "result.json")["test"] if multi_label else test.record()
     records = read_log(run.folder / "metrics.jsonl")
     paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.folder)])]
-    mistakes, attended = None, False
+    mistakes = None
+    attended = False
     try:
         mistakes, attended = _wrong_predictions(run, device)
     except ValueError as error:
@@ -124,13 +125,14 @@ def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[Page
     if not images:
         return None if len(rows) else [], False
     pairs = None if device is None else _pair_with_attention(run.folder, list(images.values()), device)
-    texts = [_describe_prediction(run, row) for row in images]
-    if pairs is None:
-        encoded = [encode(fit(image, 192)) for image in images.values()]
-        return [PageImage(image, alt, 96, caption) for image, (alt, caption) in zip(encoded, texts, strict=True)], False
-    beside = "Next to it the same image under its attention."
-    shown = zip(pairs, texts, strict=True)
-    return [PageImage(encode(pair), f"{alt} {beside}", 280, caption) for pair, (alt, caption) in shown], True
+    shown = pairs or [fit(image, 192) for image in images.values()]
+    width = 280 if pairs else 96
+    beside = " Next to it the same image under its attention." if pairs else ""
+    mistakes = []
+    for row, pixels in zip(images, shown, strict=True):
+        alt, caption = _describe_prediction(run, row)
+        mistakes.append(PageImage(encode(pixels), alt + beside, width, caption))
+    return mistakes, bool(pairs)
 
 
 def _wrong_rows(test: Evaluation) -> Int[np.ndarray, " n"]:
@@ -197,7 +199,7 @@ def data_section(run: Run, search: bool = True) -> DataSection:
 
 def _near_duplicates(run: Run) -> DataSection:
     """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-    data = from_dict(DataConfig, {RENAMED.get(name, name): value for name, value in run.settings["data"].items()})
+    data = from_dict(DataConfig, {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()})
     data = replace(data, eval_split="test", on_error="skip")
     splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
     train_set, test_set = splits.train, splits.test
