@@ -203,8 +203,8 @@ studies/statistics.py: A study claims to show a difference whose interval holds 
 pytest studies/test_statistics.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds := exa * 1e18 / (flops * count)
-+ seconds := exa * 1e18 / flops
+- seconds = work * 1e18 / (flops * count)
++ seconds = work * 1e18 / flops
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.

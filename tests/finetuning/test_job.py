@@ -21,6 +21,7 @@ from vitlab.finetuning.head import hold_out
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection import write_pages
 from vitlab.inspection.finished_run import Run
+from vitlab.inspection.run_section import run_section
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.weights import load_metadata, load_model, save_model
@@ -113,7 +114,7 @@ def test_a_label_that_all_images_have(
         chosen = {evaluation.classes[label] for label in evaluation.predicted_sets.of_image(row)}
         assert chosen == set(prediction.labels or ())
 
-    section = Run.read(tmp_path / "out" / done.result["chosen"]).section()
+    section = run_section(Run.read(tmp_path / "out" / done.result["chosen"]))
     assert next(iter(section.numbers.items())) == ("Mean average precision", f"{test['mean_average_precision']:.1%}")
     assert "Test accuracy" not in section.numbers
     assert section.calibration is section.confusion is None

@@ -19,7 +19,7 @@ from vitlab.finetuning.head import LinearStage
 from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.plan import Plan, Task
 from vitlab.inspection import write_pages
-from vitlab.inspection.finished_run import Run
+from vitlab.inspection.run_section import describe_choices
 from vitlab.runs import run as run_module
 from vitlab.train.clock import Clock
 from vitlab.train.workdir import Workdir
@@ -95,10 +95,8 @@ def test_the_head_alone(
     done = tune(workdir, one_rate, tmp_path / "out", budget=600.0, open_settings=OPEN)
     assert (done.result["left_out"], done.result["chosen"], done.result["sweep"]) == (["fine-tuning"], "linear", [])
     assert "fine-tuning" in done.summary()
-    assert (
-        "Left out, since the machine was slower than planned: fine-tuning"
-        in Run.read(tmp_path / "out" / "linear").choices
-    )
+    left_out = "Left out, since the machine was slower than planned: fine-tuning."
+    assert left_out in describe_choices(tmp_path / "out" / "linear")
     assert done.result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
 
 

@@ -47,7 +47,7 @@ def _small_job() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FinetuneJob, "_helps", lambda *_: True)
         patch.setattr(write_pages, "make_figures", lambda _: [])
-        patch.setattr(write_pages.Run, "data_section", lambda *_, **__: None)
+        patch.setattr(write_pages, "data_section", lambda *_, **__: None)
         patch.setattr(write_pages, "checkpoint_page", lambda *_: "page")
         yield
 

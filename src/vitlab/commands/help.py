@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import tyro
 
 from vitlab.commands import PURPOSES, command_type
-from vitlab.commands.settings import advice_for, has_config, is_finetuning, recipe_config, value_of
+from vitlab.commands.settings import advice_for, has_field, read_recipe
 from vitlab.config import FewShotConfig
-from vitlab.recipes import OPEN
 
 USUAL = {
     *("learning_rates", "steps", "epochs", "batch_size", "runs", "mixup", "precision", "seed", "optim.lr"),
@@ -58,7 +57,7 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     flags = list(_command_flags(kind))
     positional = [flag for flag in flags if not flag.name.startswith("-")]
     groups = {"": positional, "options": [flag for flag in flags if flag.name.startswith("-")]}
-    if has_config(kind):
+    if has_field(kind, "config"):
         for flag in _settings_flags(name, words, every):
             section, dot, _ = flag.name[2:].partition(".")
             groups.setdefault(section if dot and every else "settings", []).append(flag)
@@ -70,7 +69,7 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     for title, rows in groups.items():
         if rows:
             blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, every) for flag in rows)]))
-    if has_config(kind) and not every:
+    if has_field(kind, "config") and not every:
         blocks.append(f"`vitlab {name} --help-all` shows every flag, with its whole text.")
     return "\n\n".join(blocks)
 
@@ -120,9 +119,7 @@ def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
 def _settings_flags(name: str, words: Sequence[str], every: bool) -> Iterator[Flag]:
     """The flags of the settings of the recipe that `words` name."""
     words = [word for word in words if word not in ("-h", "--help", "--help-all")]
-    config = recipe_config(name, words)
-    recipe = (value_of("--recipe", words) or "staged") if name == "finetune" else (words or [""])[0]
-    left = OPEN.get(recipe, ()) if is_finetuning(name, words) else ()
+    chosen = read_recipe(name, words)
 
     def rows(part: Any, section: str) -> Iterator[Flag]:
         hints = typing.get_type_hints(type(part), include_extras=True)
@@ -135,11 +132,11 @@ def _settings_flags(name: str, words: Sequence[str], every: bool) -> Iterator[Fl
             elif value is None and any(map(dataclasses.is_dataclass, typing.get_args(hints[field.name]))):
                 continue  # the recipe has no such section
             elif not advice_for(name, setting) and (setting in USUAL or (every and setting not in HIDDEN)):
-                default = "chosen by the data" if setting in left else _shown(value)
+                default = "chosen by the data" if setting in chosen.open_settings else _shown(value)
                 flag = f"--{setting.replace('_', '-')}"
                 yield Flag(flag, _metavar(hints[field.name]), texts.get(field.name, ""), default)
 
-    return rows(config, "")
+    return rows(chosen.config, "")
 
 
 def _shown(value: Any) -> str | None:

@@ -1,13 +1,12 @@
 """Flags of a run's settings: one for each field of its config, such as `--optim.lr`, with the recipe's values.
 
-tyro reads the flags into copies of the config's dataclasses that check nothing; `resolve` makes the config of the
-recipe and the settings given. The recipe is read first, for its values are the defaults.
+Three steps: `read_recipe` finds the recipe in the words of a command, for its values are the defaults of the flags;
+tyro reads the flags, unchecked; `resolve` makes the config of the recipe and the settings given, and checks it.
 """
 
 import dataclasses
 import itertools
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -29,6 +28,18 @@ WITHOUT_EFFECT = {
 """Settings that something else decides: command -> how their names begin -> the advice."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ChosenRecipe:
+    """The recipe of a command."""
+
+    model: str | None
+    """Value of --model."""
+    config: TrainConfig
+    """The recipe's config, of this model, without the other flags."""
+    open_settings: Collection[str]
+    """Settings that the recipe leaves to the data."""
+
+
 def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     """The command `name`, an instance of its dataclass `kind`, of the words after its name.
 
@@ -36,31 +47,52 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     leaves to the data. Raises UserError for invalid settings, SystemExit(2) for unknown flags.
     """
     words = [_with_hyphens(word) for word in words]
-    if not has_config(kind):
+    if not has_field(kind, "config"):
         return tyro.cli(kind, args=words, prog=f"vitlab {name}", description=kind.__doc__)
-    config = recipe_config(name, words)
-    command: Any = tyro.cli(with_flags(kind, config), args=words, prog=f"vitlab {name}", description=kind.__doc__)
+    chosen = read_recipe(name, words)
+    kind_with_flags = with_flags(kind, chosen.config)
+    command: Any = tyro.cli(kind_with_flags, args=words, prog=f"vitlab {name}", description=kind.__doc__)
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
     given = {setting: value for setting, value in _leaves(command.config) if flags & set(_flags_of(setting, value))}
     for setting in sorted(given):
         if advice := advice_for(name, setting):
             raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
-    if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], value_of("--model", words)):
+    if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], chosen.model):
         raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
     if name == "finetune":
-        given |= {} if command.dataset is None else {"data.name": command.dataset}
-        given |= {} if command.root is None else {"data.root": command.root}
-    recipe = getattr(command, "recipe", "vtab")
-    budget = getattr(command, "budget", None) is not None
-    resolved = resolve(config, given, OPEN.get(recipe, ()) if is_finetuning(name, words) else (), budget=budget)
+        data = {"data.name": command.dataset, "data.root": command.root}
+        given |= {setting: value for setting, value in data.items() if value is not None}
+    has_budget = getattr(command, "budget", None) is not None
+    resolved = resolve(chosen.config, given, chosen.open_settings, budget=has_budget)
     command = dataclasses.replace(command, config=resolved.config)
-    if any(field.name == "open_settings" for field in dataclasses.fields(kind)):
+    if has_field(kind, "open_settings"):
         command = dataclasses.replace(command, open_settings=resolved.open_settings)
     return command
 
 
-def has_config(kind: Any) -> bool:
-    return any(field.name == "config" for field in dataclasses.fields(kind))
+def has_field(kind: Any, name: str) -> bool:
+    return any(field.name == name for field in dataclasses.fields(kind))
+
+
+def read_recipe(name: str, words: Sequence[str]) -> ChosenRecipe:
+    """The recipe of a command. Raises UserError for an unknown one.
+
+    The words that name it are searched here, before tyro reads them all: tyro must know the defaults first.
+    """
+    if name == "vtab":
+        return ChosenRecipe(None, FINETUNE["vtab"]().single(), ())
+    model = _value_of("--model", words)
+    recipe = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
+    if name == "finetune":
+        recipe = _value_of("--recipe", words) or "staged"
+    elif "--finetune" not in words:
+        return ChosenRecipe(model, _look_up(recipe, PRETRAIN)(*([model] if model else [])), ())
+    config = _look_up(recipe, FINETUNE)()
+    if name == "plan":  # a new model in place of the checkpoint's
+        side = _value_of("--model.image-size", words) or ""
+        size = int(side) if side.isdigit() else config.model.image_size
+        config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
+    return ChosenRecipe(model, config, OPEN.get(recipe, ()))
 
 
 def with_flags(kind: Any, config: TrainConfig) -> Any:
@@ -75,19 +107,20 @@ def with_flags(kind: Any, config: TrainConfig) -> Any:
 
 
 def _unchecked(config: Any) -> Any:
-    """`config` as an instance of a dataclass with the same fields and values that checks nothing."""
-    types, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
-    for name in (field.name for field in dataclasses.fields(config)):  # hints have class variables, too
-        value, hint = getattr(config, name), types[name]
-        if name == "fewshot" and value is None:
-            value = FewShotConfig()
-        if dataclasses.is_dataclass(value):
-            value = _unchecked(value)
-            hint = type(value)
-        fields.append((name, hint, dataclasses.field(default=value)))
-        values[name] = value
-    kind, nothing = type(config), {"__post_init__": lambda _: None}
-    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=nothing)(**values)
+    """`config` as an instance of a subclass that checks nothing, and its sections likewise.
+
+    tyro makes its instances with the flags alone: they may be invalid until `resolve` resets what they make useless,
+    such as the recipe's `pad` with another crop.
+    """
+    kind = type(config)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if "fewshot" in values and values["fewshot"] is None:
+        values["fewshot"] = FewShotConfig()  # it has flags, too
+    sections = {name: _unchecked(value) for name, value in values.items() if dataclasses.is_dataclass(value)}
+    fields = [(name, type(section), dataclasses.field(default=section)) for name, section in sections.items()]
+    namespace = {"__post_init__": lambda _: None}
+    unchecked = dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=namespace)
+    return unchecked(**values | sections)
 
 
 def _leaves(config: Any, section: str = "") -> Iterator[tuple[str, Any]]:
@@ -106,28 +139,7 @@ def _flags_of(setting: str, value: Any) -> list[str]:
     return [f"--{section}{dot}{name}", *([f"--{section}{dot}no-{name}"] if isinstance(value, bool) else [])]
 
 
-def recipe_config(name: str, words: Sequence[str]) -> TrainConfig:
-    """The recipe that a command's words name, without the other flags. Raises UserError for an unknown one."""
-    if name == "vtab":
-        return FINETUNE["vtab"]().single()
-    first = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
-    model = value_of("--model", words)
-    if not is_finetuning(name, words):
-        return _recipe(first, PRETRAIN)(*([model] if model else []))
-    config = _recipe(value_of("--recipe", words) or "staged" if name == "finetune" else first, FINETUNE)()
-    if name == "plan":  # a new model in place of the checkpoint's
-        side = value_of("--model.image-size", words) or ""
-        size = int(side) if side.isdigit() else config.model.image_size
-        config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
-    return config
-
-
-def is_finetuning(name: str, words: Sequence[str]) -> bool:
-    """Whether the recipe of a command is one for fine-tuning."""
-    return name == "finetune" or "--finetune" in words
-
-
-def value_of(flag: str, words: Sequence[str]) -> str | None:
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
     """The value of `--flag VALUE` or `--flag=VALUE`."""
     for word, following in itertools.zip_longest(words, words[1:]):
         name, equals, value = word.partition("=")
@@ -142,7 +154,7 @@ def advice_for(name: str, setting: str) -> str | None:
     return next((advice for start, advice in rules if setting.startswith(start) and setting != "model.dropout"), None)
 
 
-def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _look_up(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in table:
         raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
     return table[name]

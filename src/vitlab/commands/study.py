@@ -162,7 +162,15 @@ class Plan:
         print_note(f"planning {self.recipe} ...")
         from vitlab.cost.plan import estimate, format_estimate
 
-        same = ("device", "count", "mfu", "model_name", "examples", "image_kb")
-        result = estimate(self.config, open_settings=self.open_settings, **{name: getattr(self, name) for name in same})
-        print_result(result, self.json, format_estimate(result))
+        cost = estimate(
+            self.config,
+            device=self.device,
+            count=self.count,
+            open_settings=self.open_settings,
+            mfu=self.mfu,
+            model_name=self.model_name,
+            examples=self.examples,
+            image_kb=self.image_kb,
+        )
+        print_result(cost.record(), self.json, format_estimate(cost))
         return 0

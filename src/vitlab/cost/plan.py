@@ -7,7 +7,8 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,18 +26,99 @@ from vitlab.studies.spec import StudyRun, exaflops, updates
 from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.microbatch import free_memory
 from vitlab.train.optim import state_per_weight
-from vitlab.train.precision import choose_device, device_name, keep_freed_memory, resolve_precision
+from vitlab.train.precision import Precision, choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.throughput import DEVICES, find_device
 
 CPU = "cpu"
 DAY = 24 * 3600
-DEFAULT_MFU, ALL_TRAINED = 0.4, ", as if all blocks were trained"
+DEFAULT_MFU = 0.4
 TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
 """Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
-SECONDS, ROUNDS = 1.0, 3
-"""Length and number of the rounds of a measurement on this machine."""
-MAX_IMAGES, MAX_CPU_STEP_FLOPS = 128, 1e12
+SECONDS = 1.0
+ROUNDS = 3
+"""Number of rounds, of SECONDS each, of a measurement on this machine."""
+MAX_IMAGES = 128
+MAX_CPU_STEP_FLOPS = 1e12
 """Limits of the batch of such a measurement: images, and FLOPs of a step on a CPU (about a second)."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    name: str | None
+    parameters: int
+    forward_macs: int
+
+
+@dataclass(frozen=True)
+class CoreDays:
+    """TPUv3-core-days of a run."""
+
+    days: float
+    tflops: float
+    """Mean rate of a core in the three runs of TABLE2."""
+    printed: int | None
+    """The days that Table 2 prints for this run; None for any other."""
+
+
+@dataclass(frozen=True)
+class StrategyMemory:
+    """Memory of a process at the peak of a step, with one strategy."""
+
+    parts: dict[str, int]
+    total: int
+    fits: bool
+    microbatch_that_fits: int
+    """0 where one image at once does not fit."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of a process."""
+
+    precision: Precision
+    activation_checkpointing: bool
+    images_per_process: int
+    images_at_once: int
+    memory_bytes: int
+    """Memory of its device."""
+    memory: dict[str, StrategyMemory]
+    """By strategy: `alone`, or `ddp` and `fsdp`."""
+    chosen: str
+    """The strategy of this run."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a run. Sizes are in bytes."""
+
+    model: ModelSize
+    data: str
+    examples: int | None
+    """Images of train; None where they are unknown and do not affect the length of the run."""
+    epochs: float | None
+    steps: int
+    batch_size: int
+    exaflops: float
+    device: str
+    count: int
+    tflops: float
+    """The rate of one device."""
+    mfu: float | None
+    """Fraction of the device's peak in bfloat16; None for a CPU, whose peak is unknown."""
+    mfu_source: str
+    hours: float
+    device_hours: float
+    tpuv3_core_days: CoreDays
+    images_per_s: float
+    image_kb: float
+    bytes_per_s: float
+    checkpoint_bytes: int
+    rank: RankMemory
+
+    def record(self) -> dict[str, Any]:
+        """The estimate as plain data, with the fields of `rank` among the others."""
+        record = dataclasses.asdict(self)
+        return record | record.pop("rank")
 
 
 def estimate(
@@ -49,8 +131,8 @@ def estimate(
     model_name: str | None = None,
     examples: int | None = None,
     image_kb: float = 110.0,
-) -> dict[str, Any]:
-    """The cost of a run, as plain data. Sizes are in bytes.
+) -> Estimate:
+    """The cost of a run.
 
     device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a fraction
     of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU. examples: images of train, if unknown. Raises
@@ -60,48 +142,46 @@ def estimate(
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
-    examples = _examples(config, examples)
-    config = _complete(config, examples, device, open_settings)
+    examples = _train_examples(config, examples)
+    config = _with_hyperrule_and_classes(config, examples, device, open_settings)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
-    exa, steps = (amount(config, examples or config.batch_size) for amount in (exaflops, updates))
-    memory = _memory(config, device, count)
+    work = exaflops(config, examples or config.batch_size)
+    steps = updates(config, examples or config.batch_size)
+    rank = _rank_memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
-    if mfu == "measured":
-        flops, source = _measured_flops(config, device, memory["images_at_once"])
-    else:
-        frozen = config.trained_blocks is not None
-        flops, source = _parse_mfu(mfu, config.precision) * (peak or 0.0), "assumed" + frozen * ALL_TRAINED
-    if not flops:
-        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
-    images_per_s = steps * config.batch_size / (seconds := exa * 1e18 / (flops * count))
-    parameters = weight_counts(config.model, config.masking)[0]
+    flops, mfu_source = _device_flops(config, device, mfu, peak, rank.images_at_once)
+    seconds = work * 1e18 / (flops * count)
+    images_per_s = steps * config.batch_size / seconds
+    parameters, *_ = weight_counts(config.model, config.masking)
     state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
-    return {
-        "model": {"name": model_name, "parameters": parameters, "forward_macs": config.model.forward_macs},
-        "data": config.data.name,
-        "examples": examples,
-        "epochs": steps * config.batch_size / examples if examples else None,
-        "steps": steps,
-        "batch_size": config.batch_size,
-        "exaflops": exa,
-        "device": device,
-        "count": count,
-        "tflops": flops / 1e12,
-        "mfu": flops / peak if peak else None,
-        "mfu_source": source,
-        "hours": seconds / 3600,
-        "device_hours": count * seconds / 3600,
-        "tpuv3_core_days": core_days(exa, model_name),
-        "images_per_s": images_per_s,
-        "image_kb": image_kb,
-        "bytes_per_s": images_per_s * image_kb * 1e3,
-        "checkpoint_bytes": 4 * state * parameters,
-        **memory,
-    }
+    return Estimate(
+        model=ModelSize(model_name, parameters, config.model.forward_macs),
+        data=config.data.name,
+        examples=examples,
+        epochs=steps * config.batch_size / examples if examples else None,
+        steps=steps,
+        batch_size=config.batch_size,
+        exaflops=work,
+        device=device,
+        count=count,
+        tflops=flops / 1e12,
+        mfu=flops / peak if peak else None,
+        mfu_source=mfu_source,
+        hours=seconds / 3600,
+        device_hours=count * seconds / 3600,
+        tpuv3_core_days=core_days(work, model_name),
+        images_per_s=images_per_s,
+        image_kb=image_kb,
+        bytes_per_s=images_per_s * image_kb * 1e3,
+        checkpoint_bytes=4 * state * parameters,
+        rank=rank,
+    )
 
 
-def _complete(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
+def _with_hyperrule_and_classes(
+    config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]
+) -> TrainConfig:
     """`config` with everything that depends on the data and the device. Raises UserError where nothing is trained."""
     if isinstance(config, FinetuneConfig) and not config.runs:
         raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
@@ -112,7 +192,7 @@ def _complete(config: TrainConfig, examples: int | None, device: str, open_setti
     return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))
 
 
-def _examples(config: TrainConfig, count: int | None) -> int | None:
+def _train_examples(config: TrainConfig, count: int | None) -> int | None:
     """Images of the training split; None where they are unknown and do not affect the length of the run."""
     try:
         return count or images(config.data)
@@ -123,25 +203,30 @@ def _examples(config: TrainConfig, count: int | None) -> int | None:
         raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
 
 
-def core_days(exa: float, model_name: str | None = None) -> dict[str, float | None]:
-    """TPUv3-core-days of this many exaFLOPs, at the mean rate of a core in the three runs of Table 2.
+def core_days(work: float, model_name: str | None = None) -> CoreDays:
+    """TPUv3-core-days of `work` exaFLOPs, at the mean rate of a core in the three runs of Table 2.
 
-    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core. `printed`
-    is what Table 2 prints for this run; None for any other.
+    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
     configs = [recipe(model) for recipe, model, _ in TABLE2]
-    work = [exaflops(config, IMAGES[config.data.name]) for config in configs]
-    tflops = sum(work) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
-    rows = zip(TABLE2, work, strict=True)
-    printed = (days for (_, model, days), run in rows if model == model_name and math.isclose(exa, run, rel_tol=1e-3))
-    return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops, "printed": next(printed, None)}
+    works = [exaflops(config, IMAGES[config.data.name]) for config in configs]
+    tflops = sum(works) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
+    printed = None
+    for (_, model, days), of_table in zip(TABLE2, works, strict=True):
+        if model == model_name and math.isclose(work, of_table, rel_tol=1e-3):
+            printed = days
+    return CoreDays(days=work * 1e6 / tflops / DAY, tflops=tflops, printed=printed)
 
 
-def _parse_mfu(mfu: str | None, precision: str) -> float:
-    if mfu is None and precision == "float32":
+def _device_flops(
+    config: TrainConfig, device: str, mfu: str | None, peak: float | None, images_at_once: int
+) -> tuple[float, str]:
+    """FLOP/s of one device, and where the number comes from."""
+    if mfu == "measured":
+        return _measured_flops(config, device, images_at_once)
+    if mfu is None and config.precision == "float32":
         raise UserError(
-            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or as a fraction of "
-            "that peak."
+            "precision is float32, and the known peak is for bfloat16; give --mfu measured, or a fraction of that peak."
         )
     try:
         fraction = float(DEFAULT_MFU if mfu is None else mfu)
@@ -149,7 +234,9 @@ def _parse_mfu(mfu: str | None, precision: str) -> float:
         fraction = 0.0
     if not 0 < fraction <= 1:
         raise UserError(f"--mfu is {mfu}; give a fraction of the device's peak in bfloat16, in (0, 1], or measured.")
-    return fraction
+    if peak is None:
+        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
+    return fraction * peak, "assumed" if config.trained_blocks is None else "assumed, as if all blocks were trained"
 
 
 def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tuple[float, str]:
@@ -159,7 +246,8 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
     if device != (find_device(name) or name):
         raise UserError(f"this machine has {name}, and --device is {device}; give that device, or --mfu 0.4.")
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    flops, size = 6 * single.model.macs_without_padding, min(images_at_once, MAX_IMAGES)
+    flops = 6 * single.model.macs_without_padding
+    size = min(images_at_once, MAX_IMAGES)
     if here.type == CPU:
         keep_freed_memory()
         size = min(size, max(1, round(MAX_CPU_STEP_FLOPS / flops)))
@@ -168,8 +256,7 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
     return statistics.median(rates) * size * flops, f"measured here, on {name}, with {size} images at once"
 
 
-def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
-    """Memory of a process with DDP and with FSDP, by parts, and whether it fits."""
+def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
     if device == CPU:
         precision = resolve_precision(config.precision, torch.device(CPU))
         available = free_memory(torch.device(CPU)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -177,63 +264,67 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
         precision = "autocast" if config.precision == "auto" else config.precision
         available = DEVICES[device].memory
     images_per_process = config.batch_size // count
-    at_once = min(config.microbatch or images_per_process, images_per_process)
-    memory: dict[str, Any] = {}
+    images_at_once = min(config.microbatch or images_per_process, images_per_process)
+    memory = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
-        options = (precision, CPU if device == CPU else "cuda", count, strategy == "fsdp")
-        parts = rank_bytes(config, at_once, *options)
-        total, microbatch = sum(parts.values()), at_once
-        while microbatch and sum(rank_bytes(config, microbatch, *options).values()) > available:
+
+        def parts_with(microbatch: int, sharded: bool = strategy == "fsdp") -> dict[str, int]:
+            return rank_bytes(config, microbatch, precision, CPU if device == CPU else "cuda", count, sharded)
+
+        parts = parts_with(images_at_once)
+        microbatch = images_at_once
+        while microbatch and sum(parts_with(microbatch).values()) > available:
             microbatch //= 2
-        fits = total <= available
-        memory[strategy] = {"parts": parts, "total": total, "fits": fits, "microbatch_that_fits": microbatch}
-    return {
-        "precision": precision,
-        "activation_checkpointing": config.activation_checkpointing,
-        "images_per_process": images_per_process,
-        "images_at_once": at_once,
-        "memory_bytes": available,
-        "memory": memory,
-        "chosen": "alone" if count == 1 else "fsdp" if config.fsdp else "ddp",
-    }
-
-
-def format_estimate(cost: Mapping[str, Any]) -> str:
-    """The result of `estimate` as text."""
-    hours, paper, memory = cost["hours"], cost["tpuv3_core_days"], cost["memory"]
-    length = "" if cost["epochs"] is None else f" = {cost['epochs']:.3g} epochs of {cost['examples']:,} images"
-    of_peak = f"MFU {cost['mfu']:.1%} of the bfloat16 peak, " if cost["mfu"] else ""
-    mfu = f"{of_peak}{cost['mfu_source']}"
-    lines = {
-        "model": f"{cost['model']['name'] or 'without a name'}: {cost['model']['parameters']:,} parameters, "
-        f"{cost['model']['forward_macs'] / 1e9:.4g} billion multiply-accumulates per image",
-        "length": f"{cost['steps']:,} steps of {cost['batch_size']:,}{length}",
-        "compute": f"{_short(cost['exaflops'])} exaFLOPs of training, as Table 6 counts",
-        "time": f"{_short(hours)} hours ({hours / 24:.3g} days) of {cost['count']} {cost['device']} at "
-        f"{cost['tflops']:.3g} TFLOP/s each ({mfu}); {_short(cost['device_hours'])} device-hours",
-        "TPUv3": f"{_short(paper['days'])} core-days, estimated at {paper['tflops']:.1f} TFLOP/s, the mean of Table 2"
-        + (f"; Table 2 prints {_short(float(paper['printed']))}" if paper["printed"] else ""),
-        "data": f"{_short(cost['images_per_s'])} images/s; {_short(cost['bytes_per_s'] / 1e6)} MB/s at "
-        f"{cost['image_kb']:g} kB per image",
-        "checkpoint": f"{_short(cost['checkpoint_bytes'] / 1e6)} MB",
-    }
-    rows = []
-    for name, column in memory.items():
-        row = {"MB": name, **column["parts"], "total": column["total"], "available": cost["memory_bytes"]}
-        rows.append({key: f"{cell / 1e6:,.1f}" if isinstance(cell, int) else cell for key, cell in row.items()})
-    recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
-    header = (
-        f"memory of a process ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
-        f"{cost['images_per_process']:,} images at once; this run: {cost['chosen']})"
+        memory[strategy] = StrategyMemory(parts, sum(parts.values()), microbatch == images_at_once, microbatch)
+    return RankMemory(
+        precision=precision,
+        activation_checkpointing=config.activation_checkpointing,
+        images_per_process=images_per_process,
+        images_at_once=images_at_once,
+        memory_bytes=available,
+        memory=memory,
+        chosen="alone" if count == 1 else "fsdp" if config.fsdp else "ddp",
     )
+
+
+def format_estimate(cost: Estimate) -> str:
+    """The estimate as text: what it costs, the memory of a process, and what would fit."""
+    model = cost.model
+    rank = cost.rank
+    paper = cost.tpuv3_core_days
+    length = "" if cost.epochs is None else f" = {cost.epochs:.3g} epochs of {cost.examples:,} images"
+    of_peak = f"MFU {cost.mfu:.1%} of the bfloat16 peak, " if cost.mfu else ""
+    printed = "" if paper.printed is None else f"; Table 2 prints {paper.printed:,}"
+    lines = {
+        "model": f"{model.name or 'without a name'}: {model.parameters:,} parameters, "
+        f"{model.forward_macs / 1e9:.4g} billion multiply-accumulates per image",
+        "length": f"{cost.steps:,} steps of {cost.batch_size:,}{length}",
+        "compute": f"{_four_digits(cost.exaflops)} exaFLOPs of training, as Table 6 counts",
+        "time": f"{_four_digits(cost.hours)} hours ({cost.hours / 24:.3g} days) of {cost.count} {cost.device} at "
+        f"{cost.tflops:.3g} TFLOP/s each ({of_peak}{cost.mfu_source}); {_four_digits(cost.device_hours)} device-hours",
+        "TPUv3": f"{_four_digits(paper.days)} core-days, estimated at {paper.tflops:.1f} TFLOP/s, the mean of Table 2"
+        + printed,
+        "data": f"{_four_digits(cost.images_per_s)} images/s; {_four_digits(cost.bytes_per_s / 1e6)} MB/s at "
+        f"{cost.image_kb:g} kB per image",
+        "checkpoint": f"{_four_digits(cost.checkpoint_bytes / 1e6)} MB",
+    }
+    recomputed = ", blocks recomputed" if rank.activation_checkpointing else ""
+    header = (
+        f"memory of a process ({rank.precision}{recomputed}; {rank.images_at_once:,} of its "
+        f"{rank.images_per_process:,} images at once; this run: {rank.chosen})"
+    )
+    rows = []
     notes = []
-    for name, column in memory.items():
-        if not column["fits"]:
-            most = column["microbatch_that_fits"]
-            notes.append(f"{name}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}.")
+    for strategy, memory in rank.memory.items():
+        sizes = {**memory.parts, "total": memory.total, "available": rank.memory_bytes}
+        rows.append({"MB": strategy} | {name: f"{size / 1e6:,.1f}" for name, size in sizes.items()})
+        if not memory.fits:
+            most = memory.microbatch_that_fits
+            notes.append(
+                f"{strategy}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}."
+            )
     return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", header, format_table(rows), *notes])
 
 
-def _short(value: float) -> str:
-    """Four significant digits."""
+def _four_digits(value: float) -> str:
     return f"{float(f'{value:.4g}'):,.0f}" if value >= 1000 else f"{value:.4g}"

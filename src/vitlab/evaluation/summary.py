@@ -14,36 +14,52 @@ def headline(record: Mapping[str, Any]) -> str:
     return f"accuracy {record['accuracy']:.2%}" if precision is None else f"mean average precision {precision:.2%}"
 
 
-def format_evaluation(record: dict[str, Any]) -> str:
+def format_evaluation(record: Mapping[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
+    return _format_multi_label(record) if "f1" in record else _format_single_label(record)
 
-    def cell(name: str, value: Any) -> Any:
-        if name == "class":
-            return quoted(value)
-        if name == "threshold":
-            return f"{value:.3f}"
-        return "-" if value is None else value if name == "images" else f"{value:.1%}"
 
+def _format_single_label(record: Mapping[str, Any]) -> str:
+    low, high = record["accuracy_interval"]
+    accuracy = f"accuracy {record['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%})"
+    metrics = [accuracy, *_metrics(record, "balanced_accuracy", "loss", "top5")]
+    return _format(record, ("class", "images", "recall", "accuracy", "precision"), metrics)
+
+
+def _format_multi_label(record: Mapping[str, Any]) -> str:
+    columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
+    metrics = _metrics(record, "mean_average_precision", "f1", "exact_match", "loss")
+    return f"{_format(record, columns, metrics)}\nthresholds: {record['thresholds']}"
+
+
+def _metrics(record: Mapping[str, Any], *names: str) -> list[str]:
+    present = [name for name in names if record.get(name) is not None]
+    return [f"{name.replace('_', ' ')} {record[name]:{'.4f' if name == 'loss' else '.2%'}}" for name in present]
+
+
+def _format(record: Mapping[str, Any], columns: tuple[str, ...], metrics: list[str]) -> str:
+    """The table with those of `columns` that the classes have, and below it the images, `metrics` and notes."""
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
-    columns = ("class", "images", "recall", "accuracy", "precision")
-    if multi_label := "f1" in record:
-        columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
-    titles = {name: name.replace("_", " ") for name in columns}
-    table = format_table([{titles[name]: cell(name, row[name]) for name in columns if name in row} for row in rows])
-    tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
-    parts = [f"{record['images']:,}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
-    if tested < classes:
-        parts[0] += f" of {tested} of the {classes} classes"
-    numbers = {"accuracy": ".2%", "balanced_accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
-    if "mean_average_precision" in record:
-        numbers = {"mean_average_precision": ".2%", "f1": ".2%", "exact_match": ".2%", "loss": ".4f"}
+    names = [name for name in columns if rows and name in rows[0]]
+    table = format_table([{name.replace("_", " "): _cell(name, row[name]) for name in names} for row in rows])
+    total = f" of {record['full_size']:,}" if "full_size" in record else ""
+    tested = sum(row["images"] > 0 for row in rows)
+    classes = len(record["per_class"])
+    of_classes = f" of {tested} of the {classes} classes" if tested < classes else ""
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
-    present = {name: style for name, style in numbers.items() if record.get(name) is not None}
-    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
-    if "accuracy" in numbers:
-        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*record["accuracy_interval"])
+    parts = [f"{record['images']:,}{total} images{of_classes}", *metrics]
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
-    thresholds = f"\nthresholds: {record['thresholds']}" if multi_label else ""
-    return f"{table}\n{' · '.join(parts)}{thresholds}"
+    return f"{table}\n{' · '.join(parts)}"
+
+
+def _cell(column: str, value: Any) -> str | int:
+    """`images` remains a number: the table aligns it and separates its thousands."""
+    if column == "class":
+        return quoted(value)
+    if column == "threshold":
+        return f"{value:.3f}"
+    if column == "images":
+        return value
+    return "-" if value is None else f"{value:.1%}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.finetuning.stages import Plan
-from vitlab.inspection.finished_run import Report
+from vitlab.inspection.run_section import Report
 from vitlab.train.clock import Clock, TimeLimit
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import PLAN

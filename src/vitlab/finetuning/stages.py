@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vitlab.config import FinetuneConfig
 from vitlab.display import format_duration
-from vitlab.inspection.finished_run import MAX_COMPARED, Report
+from vitlab.inspection.run_section import MAX_COMPARED, Report
 from vitlab.runs.cost import ImageCost
 
 ALPHAS = (0.25, 0.5, 0.75)

@@ -20,9 +20,10 @@ from vitlab.evaluation.predict import top_classes
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
-from vitlab.inspection.finished_run import Report, Run, run_folders
+from vitlab.inspection.finished_run import Run, run_folders
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
+from vitlab.inspection.run_section import Report, data_section, run_section
 from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
@@ -95,11 +96,11 @@ def inspect_checkpoint(
         )
     drawings = make_figures(inspection)
     names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
-    sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
+    sections = [run_section(run, name, device=torch_device) for run, name in zip(runs, names, strict=True)]
     if not short:
         write_drawings(drawings, out / "figures")
-    data_section = runs[0].data_section(search=not short) if runs else None
-    write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, data_section))
+    images_section = data_section(runs[0], search=not short) if runs else None
+    write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, images_section))
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)

@@ -1,20 +1,18 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from vitlab.config import TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import FEW_IMAGES, changed, jft, pretraining, resnet, vit
 from vitlab.studies.spec import (
     HELD_OUT,
+    Cell,
     Chart,
     Claim,
     Labels,
-    Metric,
     Result,
     Results,
     Scale,
@@ -36,8 +34,10 @@ LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
 SMALL_DATA = ("fashion_mnist", "cifar10")
 SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
 """Learning rates at `small`, near the best ones of both in short runs."""
-PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
-FAMILIES = ("ViT", "ResNet")
+PRETRAINING = "pre-training"
+FINETUNING = "fine-tuning"
+TITLES = {PRETRAINING: "pre-trained", FINETUNING: "fine-tuned"}
+"""Fig. 4 and Fig. 3."""
 
 MODELS: dict[str, tuple[str, str, ModelConfig]] = {
     "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
@@ -58,8 +58,8 @@ PAPER = {
 def early_stopped(result: Result) -> float:
     """Metric: few-shot accuracy at the evaluation with the best accuracy on held-out images.
 
-    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. At `small`,
-    whose runs have no few-shot accuracy, it is the test accuracy of the last weights, and the decay is chosen instead.
+    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. Runs without
+    few-shot accuracy, all at `small` and fine-tunings, have their test accuracy after the last step instead.
     """
     config = result.run.config
     if config.fewshot is None:
@@ -69,58 +69,51 @@ def early_stopped(result: Result) -> float:
     return max(evaluations, key=lambda record: record[f"{config.data.eval_split}_accuracy"])[metric]
 
 
-MEASURES = ((PRETRAINING, early_stopped, "pre-trained"), (FINETUNING, "accuracy", "fine-tuned"))
-"""Fig. 4 and Fig. 3."""
-
-
 def variants(scale: Scale) -> list[StudyRun]:
     """Every model on every part; at the paper's scale with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
-            _run(name, family, size, part, _own_task(family, model, steps, data, part, decay), data)
+            _small_run(data, name, part, decay)
             for data in SMALL_DATA
-            for name, (family, size, model) in MODELS.items()
-            for part, steps in SMALL_STEPS.items()
+            for name, (family, _, _) in MODELS.items()
+            for part in SMALL_STEPS
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    pretrained = [
-        _run(name, family, size, part, changed(config, data={"subset_fraction": part}))
-        for name, (family, size, config) in _paper().items()
-        for part in PARTS
-    ]
+    pretrained = [_paper_run(name, part) for name in PAPER for part in PARTS]
     after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     labels = {"run": FINETUNING}
     tuned = [StudyRun(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in pretrained]
     return pretrained + tuned
 
 
-def _run(name: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> StudyRun:
-    labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
-    labels["decay"] = config.optim.weight_decay
-    path = [data, name.replace("/", "-").replace("+", "-"), f"{100 * part:g}"]
-    if data:
-        path.append(f"decay-{labels['decay']:g}")
-    return StudyRun(".".join(filter(None, path)), config, labels)
-
-
-def _own_task(family: str, model: ModelConfig, steps: int, data: str, part: float, decay: float) -> TrainConfig:
+def _small_run(data: str, name: str, part: float, decay: float) -> StudyRun:
     """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
-    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part}
-    optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
-    return pretraining(model, steps, data=images, fewshot=None, optim=optim)
+    family, size, model = MODELS[name]
+    config = pretraining(
+        model,
+        SMALL_STEPS[part],
+        data={"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part},
+        fewshot=None,
+        optim={"lr": SMALL_RATES[family], "weight_decay": decay},
+    )
+    labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
+    run_name = f"{data}.{name.replace('/', '-')}.{100 * part:g}.decay-{decay:g}"
+    return StudyRun(run_name, config, labels | {"decay": decay})
 
 
-def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
-    """Fig. 4's models as Table 3 trains them; every part gets the steps of 7 epochs of the whole.
+def _paper_run(name: str, part: float) -> StudyRun:
+    """A model of Fig. 4 as Table 3 trains it; every part gets the steps of 7 epochs of the whole.
 
     Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs
     are the three functions of `recipes.pretrain`.
     """
+    family, size, row, changes = PAPER[name]
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
-    return {
-        name: (family, size, changed(jft(row, **model), epochs=None, steps=steps, eval_every=steps // 20))
-        for name, (family, size, row, model) in PAPER.items()
-    }
+    subset = {"subset_fraction": part}
+    config = changed(jft(row, **changes), epochs=None, steps=steps, eval_every=steps // 20, data=subset)
+    labels = {"model": name, "family": family, "size": size, "part": part, "data": "", "run": PRETRAINING}
+    run_name = f"{name.replace('/', '-')}.{100 * part:g}"
+    return StudyRun(run_name, config, labels | {"decay": config.optim.weight_decay})
 
 
 def _images(results: Results, data: str | float) -> dict[float, int]:
@@ -141,29 +134,23 @@ def at_best_decay(results: Results) -> Results:
     return results.select(is_best)
 
 
-def _at_best_decay(measure: Callable[[Results], float]) -> Callable[[Results], float]:
-    return lambda runs: measure(at_best_decay(runs))
+def _columns(results: Results) -> dict[str, Cell]:
+    columns: dict[str, Cell] = {"data": "data", "model": "model"}
+    columns["measured, %"] = lambda row: TITLES[str(row.labels["run"])]
+    return columns | {f"{100 * float(part):g} %": percent(early_stopped, part=part) for part in results.values("part")}
 
 
-def _columns(results: Results) -> dict[str, Any]:
-    metrics: dict[Any, Any] = {run: (metric, title) for run, metric, title in MEASURES}
-    columns: dict[str, Any] = {"data": "data", "model": "model"}
-    columns["measured, %"] = lambda row: metrics[row.labels["run"]][1]
-    for part in results.values("part"):
-        columns[f"{100 * float(part):g} %"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(
-            at_best_decay(row)
-        )
-    return columns
-
-
-def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], float]:
+def gain(ahead: Labels, behind: Labels) -> Callable[[Results], float]:
     """The accuracy that `ahead` gains more than `behind` with each tenfold of images: the slope of their difference
     over the logarithm of the images."""
 
     def slope(runs: Results) -> float:
         images = _images(runs, ahead["data"])
-        gaps = [difference(metric, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
-        return float(np.polyfit(np.log10(list(images.values())), gaps, 1)[0])
+        high, low = (
+            np.array([runs.measure(early_stopped, **labels, part=part).mean() for part in images])
+            for labels in (ahead, behind)
+        )
+        return float(np.polyfit(np.log10(list(images.values())), high - low, 1)[0])
 
     return slope
 
@@ -171,49 +158,47 @@ def gain(metric: Metric, ahead: Labels, behind: Labels) -> Callable[[Results], f
 def _claims(results: Results) -> list[Claim]:
     """The claims about the models and data sets that this scale has."""
     parts = results.values("part")
-    least, most = ({"part": part} for part in (parts[0], parts[-1]))
+    least = {"part": parts[0]}
+    most = {"part": parts[-1]}
     claims = []
     for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
         data, size = group.labels["data"], group.labels["size"]
-        vit, resnet = ({"run": PRETRAINING, "data": data, "size": size, "family": family} for family in FAMILIES)
+        resnet = {"run": PRETRAINING, "data": data, "size": size, "family": "ResNet"}
+        vit = resnet | {"family": "ViT"}
         where = f"of the {size} models" + (f" on {data}" if data else "")
         names = "ViT-L/16 and R152x2" if size == "large" else "ViT-B/32 and R50x1"
         paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        behind = difference(early_stopped, {**resnet, **least}, {**vit, **least})
-        ahead = difference(early_stopped, {**vit, **most}, {**resnet, **most})
-        gains = gain(early_stopped, vit, resnet)
+        resnet_lead = difference(early_stopped, resnet | least, vit | least)
+        vit_lead = difference(early_stopped, vit | most, resnet | most)
         claims += [
-            Claim(f"With the least data the ResNet is ahead, {where}.", paper, behind),
-            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gains),
-            Claim(f"With the most data the ViT is ahead, {where}.", paper, ahead, out_of_reach=FEW_IMAGES),
+            Claim(f"With the least data the ResNet is ahead, {where}.", paper, resnet_lead),
+            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gain(vit, resnet)),
+            Claim(f"With the most data the ViT is ahead, {where}.", paper, vit_lead, out_of_reach=FEW_IMAGES),
         ]
-    for run, metric, title in MEASURES if "large" in results.values("size") else ():
-        large, small = ({"run": run, "data": "", "family": "ViT", "size": size} for size in ("large", "small"))
+    for run, title in TITLES.items() if "large" in results.values("size") else ():
+        small = {"run": run, "data": "", "family": "ViT", "size": "small"}
         text = f"Tenfold data brings the larger ViT more than the smaller one ({title})."
         paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
-        claims.append(Claim(text, paper, gain(metric, large, small)))
-    return [changed(claim, difference=_at_best_decay(claim.difference)) for claim in claims]
+        claims.append(Claim(text, paper, gain(small | {"size": "large"}, small)))
+    return claims
 
 
 def _charts(results: Results) -> list[Chart]:
     """Accuracy over images, of every data set, pre-trained and where this scale has it fine-tuned."""
-    return [
-        Chart(
-            f"{data}, {title}" if data else title.capitalize(),
-            "accuracy",
-            metric,
-            x=lambda group: _images(group, group.labels["data"])[float(group.labels["part"])],
-            lines="model",
-            where=lambda group, shown=(run, data): (
-                (group.labels["run"], group.labels["data"]) == shown and bool(at_best_decay(group).runs)
-            ),
-            x_label="images learned from",
-            log_x=True,
-        )
-        for run, metric, title in MEASURES
-        for data in results.values("data")
-        if any((result.run.labels["run"], result.run.labels["data"]) == (run, data) for result in results)
-    ]
+    return [_chart(str(runs.labels["run"]), str(runs.labels["data"])) for runs in results.groups("run", "data")]
+
+
+def _chart(run: str, data: str) -> Chart:
+    return Chart(
+        f"{data}, {TITLES[run]}" if data else TITLES[run].capitalize(),
+        "accuracy",
+        early_stopped,
+        x=lambda group: _images(group, data)[float(group.labels["part"])],
+        lines="model",
+        where=lambda group: (group.labels["run"], group.labels["data"]) == (run, data),
+        x_label="images learned from",
+        log_x=True,
+    )
 
 
 DATA_SIZE = Study(
@@ -225,6 +210,7 @@ DATA_SIZE = Study(
     "tested on its own task; the best of several weight decays is chosen on held-out images, for the largest part by "
     "one seed. At the paper's scale it always takes as many steps; its few-shot accuracy is taken at the "
     "evaluation with the best accuracy on held-out images, its fine-tuned accuracy at the last step.",
+    compared=at_best_decay,
     rows=("run", "data", "model"),
     columns=_columns,
     claims=_claims,

@@ -14,6 +14,7 @@ from vitlab.inspection.figures import distances, pairs
 from vitlab.inspection.finished_run import Run
 from vitlab.inspection.page import write_page
 from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
+from vitlab.inspection.run_section import run_section
 from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
@@ -71,7 +72,7 @@ def _section(name: str, explanation: str, workdir: Path) -> RunSection:
     shown = list(run.preprocessed(run.one_of_each(10)).values())
     images = to_range(torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
-    section = run.section(name, explanation)
+    section = run_section(run, name, explanation)
     return replace(
         section,
         numbers={**section.numbers, "Parameters": f"{model.config.num_parameters:,}"},

@@ -48,9 +48,10 @@ def write_report(study: Study, scale: Scale, results: Results, out: Path, diviso
 
 def build_report(study: Study, scale: Scale, results: Results, divisor: int = 1) -> dict[str, Any]:
     """What study.json holds."""
-    columns: Mapping[str, Cell] = _resolve(study.columns, results)
+    compared = study.compared(results)
+    columns: Mapping[str, Cell] = _resolve(study.columns, compared)
     untested = SMOKE_TEST if scale == "tiny" else SHORT_RUNS.format(divisor) if divisor > 1 else ""
-    claims = [_claim(claim, results, scale, untested) for claim in _resolve(study.claims, results)]
+    claims = [_claim(claim, compared, scale, untested) for claim in _resolve(study.claims, compared)]
     return {
         "study": study.name,
         "source": study.source,
@@ -59,7 +60,7 @@ def build_report(study: Study, scale: Scale, results: Results, divisor: int = 1)
         "lead": f"{finding(claims, untested)} {_resolve(study.summary, results)} {describe_runs(results)}",
         "table": {
             "columns": list(columns),
-            "rows": [[_cell(cell, row) for cell in columns.values()] for row in results.groups(*study.rows)],
+            "rows": [[_cell(cell, row) for cell in columns.values()] for row in compared.groups(*study.rows)],
         },
         "claims": claims,
         "panels": [asdict(panel) for panel in study_panels(study, results)],
@@ -115,8 +116,9 @@ def finding(claims: Sequence[Mapping[str, Any]], untested: str) -> str:
 
 def study_panels(study: Study, results: Results) -> list[Panel]:
     """The panels of the study's figure."""
-    charts = _resolve(study.charts, results)
-    return [chart if isinstance(chart, Panel) else chart_panel(chart, results) for chart in charts]
+    compared = study.compared(results)
+    charts = _resolve(study.charts, compared)
+    return [chart if isinstance(chart, Panel) else chart_panel(chart, compared) for chart in charts]
 
 
 def chart_panel(chart: Chart, results: Results) -> Panel:

@@ -298,6 +298,8 @@ class Study:
     columns: Mapping[str, Cell] | Callable[[Results], Mapping[str, Cell]]
     claims: Sequence[Claim] | Callable[[Results], Sequence[Claim]]
     charts: Sequence[Chart | Panel] | Callable[[Results], Sequence[Chart | Panel]]
+    compared: Callable[[Results], Results] = lambda results: results
+    """The runs that table, claims and charts compare, such as those with the best weight decay."""
     seeds: int = 5
     """At the scale `small`: up to ten where five leave a close claim open, if they fit into four core-hours."""
 

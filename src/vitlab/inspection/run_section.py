@@ -1,0 +1,224 @@
+"""A finished run as two sections of a page: its training and test, and its images."""
+
+import itertools
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+
+from vitlab.config import DataConfig
+from vitlab.config.data import RENAMED
+from vitlab.data.dedup import SIDE, THRESHOLD
+from vitlab.data.transforms import to_range
+from vitlab.errors import UserError
+from vitlab.evaluation.accuracy import Evaluation
+from vitlab.inspection.capture import capture
+from vitlab.inspection.duplicates import find_pairs, numbers_of, one_of_each, page_images
+from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
+from vitlab.inspection.finished_run import Run
+from vitlab.inspection.report import DataSection, RunSection
+from vitlab.io import read_json
+from vitlab.models.vit import ViT
+from vitlab.recipes.resolve import RECIPE
+from vitlab.runs.splits import load_splits
+from vitlab.settings import from_dict
+from vitlab.train.run_files import PLAN
+from vitlab.train.workdir import read_log
+from vitlab.weights import load_model
+
+Report = Literal["whole", "short", "none"]
+"""A report; one without near-duplicates and files of the figures; none."""
+MISTAKES = 24
+"""Maximum number of wrong predictions, and of near-duplicates, on a page."""
+MAX_COMPARED = 20_000
+"""Most training and test images that a page searches for near-duplicates."""
+MAX_CANDIDATES = 300_000
+"""Most pairs of similar hashes for a page with near-duplicates."""
+METRICS = {
+    "f1": "Mean F1 of the labels",
+    "exact_match": "Images with exactly their labels",
+    "balanced_accuracy": "Balanced accuracy",
+    "expected_calibration_error": "Expected calibration error",
+}
+"""Metrics of a record that a page names after the main one, and their titles."""
+
+
+def run_section(
+    run: Run, name: str | None = None, explanation: str | None = None, device: torch.device | None = None
+) -> RunSection:
+    """Curves, test, calibration, confusion matrix, classes, and the most confident wrong predictions.
+
+    With a device, a Vision Transformer's attention in these images is computed there.
+    """
+    test = run.test
+    multi_label = test.predicted_sets is not None
+    # Average precision needs the scores of several labels, which are not in the predictions.
+    record = read_json(run.folder / "result.json")["test"] if multi_label else test.record()
+    records = read_log(run.folder / "metrics.jsonl")
+    paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.folder)])]
+    mistakes = None
+    attended = False
+    try:
+        mistakes, attended = _wrong_predictions(run, device)
+    except ValueError as error:
+        paragraphs.append(f"The wrong predictions cannot be shown: {error}")
+    return RunSection(
+        name=name or run.title,
+        explanation="\n\n".join(paragraphs),
+        numbers={
+            **_metrics(run, record),
+            "Test images": f"{len(test.labels):,}",
+            "Training images": f"{run.settings['examples']:,}",
+            "Training steps": f"{max((record['step'] for record in records), default=0):,}",
+        },
+        records=records,
+        classes=test.classes,
+        confusion=test.confusion if test.label_sets is None else None,
+        per_class=record["per_class"],
+        thresholds=record.get("thresholds"),
+        calibration=None if multi_label else test.calibration,
+        mistakes=mistakes,
+        attended=attended,
+    )
+
+
+def describe_choices(folder: Path) -> list[str]:
+    """Sentences on the settings that neither recipe nor user decided, and on what a time budget left out in the end.
+
+    A part of a fine-tuning job has them in the folder above.
+    """
+    is_part = folder.name == "linear" or folder.name.startswith("run-")
+    job = folder.parent if is_part and (folder.parent / "config.json").is_file() else folder
+    reasons = [reason for reason in read_json(job / "config.json").get("reasons", ()) if reason[2] != RECIPE]
+    by_reason = itertools.groupby(reasons, lambda reason: reason[2])
+    chosen = [f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in rows)}" for why, rows in by_reason]
+    sentences = [f"Settings chosen {'; '.join(chosen)}."] if chosen else []
+    decisions = read_json(job / PLAN)["decisions"] if (job / PLAN).is_file() else {}
+    if left_out := [part for part, fits in decisions.items() if not fits]:
+        sentences.append(f"Left out, since the machine was slower than planned: {', '.join(left_out)}.")
+    return sentences
+
+
+def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
+    """The metrics of the test as text, the main one first."""
+    precision = run.metadata.get("test_mean_average_precision")
+    if precision is None:
+        low, high = record["accuracy_interval"]
+        main = {"Test accuracy": f"{run.test.accuracy:.1%}", "95% confidence interval": f"{low:.1%} to {high:.1%}"}
+    else:
+        main = {"Mean average precision": f"{precision:.1%}"}
+    present = {title: record[name] for name, title in METRICS.items() if record.get(name) is not None}
+    return main | {title: f"{value:.1%}" for title, value in present.items()}
+
+
+def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[PageImage] | None, bool]:
+    """The test images that were predicted wrongly, the worst first (None where all of them are missing), and whether
+    each is next to its attention. Raises UserError where the data set is missing."""
+    rows = _wrong_rows(run.test)[:MISTAKES]
+    images = run.preprocessed(rows)
+    if not images:
+        return None if len(rows) else [], False
+    pairs = None if device is None else _pair_with_attention(run.folder, list(images.values()), device)
+    shown = pairs or [fit(image, 192) for image in images.values()]
+    width = 280 if pairs else 96
+    beside = " Next to it the same image under its attention." if pairs else ""
+    mistakes = []
+    for row, pixels in zip(images, shown, strict=True):
+        alt, caption = _describe_prediction(run, row)
+        mistakes.append(PageImage(encode(pixels), alt + beside, width, caption))
+    return mistakes, bool(pairs)
+
+
+def _wrong_rows(test: Evaluation) -> Int[np.ndarray, " n"]:
+    """Rows of the wrong predictions, the most confident first. With several labels: of the images with a wrong label,
+    most wrong labels first, then highest loss."""
+    if test.predicted_sets is None:
+        wrong = np.flatnonzero(~test.correct)
+        return wrong[np.argsort(-test.confidences[wrong], kind="stable")]
+    wrong = np.flatnonzero(test.wrong_labels)
+    return wrong[np.lexsort((-test.losses[wrong], -test.wrong_labels[wrong]))]  # lexsort's last key is the first order
+
+
+def _describe_prediction(run: Run, row: int) -> tuple[str, str]:
+    """The alternative text and the caption of a test image."""
+    test = run.test
+    label = run.label(row)
+    if test.predicted_sets is None:
+        prediction = test.classes[test.predictions[row]]
+        caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
+    else:
+        labels = set(test.all_labels.of_image(row).tolist())
+        predicted = set(test.predicted_sets.of_image(row).tolist())
+        names = {
+            title: ", ".join(test.classes[c] for c in sorted(classes))
+            for title, classes in {"missing": labels - predicted, "too many": predicted - labels}.items()
+        }
+        caption = "\n".join(f"{title}: {text}" for title, text in names.items() if text) + f"\nlabels: {label}"
+        prediction = ", ".join(test.classes[c] for c in sorted(predicted)) or "none of the classes"
+    return f"An image of {label} predicted as {prediction}.", caption
+
+
+def _pair_with_attention(
+    folder: Path, images: Sequence[UInt8[np.ndarray, "h w 3"]], device: torch.device
+) -> list[UInt8[np.ndarray, "H W 4"]] | None:
+    """Each image next to itself under its attention rollout; None for a ResNet, or if attention is not finite."""
+    model = load_model(folder)
+    if not isinstance(model, ViT):
+        return None
+    pixels = to_range(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float())
+    try:
+        rollout = capture(model.to(device), pixels.split(8), keep=len(images)).rollout
+    except UserError:
+        return None
+    large = [fit(image, 2 * PAIR, enlarge=True) for image in images]
+    return [
+        side_by_side(image, masked(image, attention), gap=8) for image, attention in zip(large, rollout, strict=True)
+    ]
+
+
+def data_section(run: Run, search: bool = True) -> DataSection:
+    """Near-duplicates between the training and the test images, if they are searched, and the unreadable files of
+    result.json."""
+    unreadable = json.loads((run.folder / "result.json").read_bytes()).get("unreadable")
+    if not search:
+        section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
+    else:
+        try:
+            section = _near_duplicates(run)
+        except (ValueError, OSError, KeyError) as error:
+            section = DataSection(f"They were not searched: {error}")
+    files = None if unreadable is None else [(file["path"], file["reason"]) for file in unreadable]
+    return replace(section, unreadable=files)
+
+
+def _near_duplicates(run: Run) -> DataSection:
+    """Raises UserError where the data is missing, and where the search would not be quick or useful."""
+    data = from_dict(DataConfig, {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()})
+    data = replace(data, eval_split="test", on_error="skip")
+    splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
+    train_set, test_set = splits.train, splits.test
+    name = shlex.quote(data.name)
+    roots = "" if data.root is None else " --train-root {0} --test-root {0}".format(shlex.quote(data.root))
+    command = f"`vitlab duplicates {name} {name} --train-split {data.train_split}{roots}` searches them."
+    is_remote = "://" in data.name or "shards:hub:" in data.name
+    if (count := len(train_set) + len(test_set)) > MAX_COMPARED or is_remote:
+        raise UserError(f"there are {count:,} training and test images to read. {command}")
+    if test_set.pixels is not None and max(test_set.pixels.shape[1:3]) < SIDE:
+        raise UserError(f"images of fewer than {SIDE} pixels look too much alike.")
+    try:
+        result, rows = find_pairs(train_set, test_set, THRESHOLD, MAX_CANDIDATES)
+    except UserError as error:
+        raise UserError(f"{error} {command}") from error
+    explanation = (
+        "Test images that are also training images, except for size, compression, brightness, a narrow crop or "
+        "mirroring. The model has seen them, so the accuracy on them says nothing about new images. Left: the test "
+        "image, right: the training image."
+    )
+    pairs = page_images(one_of_each(rows)[:MISTAKES], train_set, test_set)
+    return DataSection(explanation, numbers_of(result), pairs)
