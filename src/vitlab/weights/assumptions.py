@@ -104,7 +104,7 @@ def say_assumptions(
     behind = f" behind {origin.prefix!r}" if origin.prefix else ""
     left_out = f" ({_left_out(origin)})" if origin.left_out else ""
     say(
-        f"{path} has {origin.whose}'s names{behind}{left_out} and no config.json, so these are assumed: "
+        f"{path} has {origin.code_base}'s names{behind}{left_out} and no config.json, so these are assumed: "
         f"{', '.join(parts)}. Change one by `vitlab convert {path} OUT --to vitlab --assume.heads N` "
         f"(.gelu, .layer-norm-eps, .pool, .mean, .std; --image-size), or load_model(..., assume={{'heads': N}})."
     )

@@ -1,10 +1,11 @@
 """Hugging Face's JSON files: config.json, the configuration of a model from it and from the model's arrays, and
 preprocessor_config.json, which says how images are prepared."""
 
+import dataclasses
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from vitlab.models.image_size import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing, pair
 from vitlab.settings import read_fields
 from vitlab.weights.folder import CONFIG, multi_label_settings, processed_size, read_settings
-from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
+from vitlab.weights.huggingface_layout import FAMILIES, HEADS, part_names, select_for_mean
 from vitlab.weights.json_fields import HUGGINGFACE_IMAGES, HUGGINGFACE_SIZE, NAMES
 from vitlab.weights.layout import count_units, require_shape
 
@@ -32,9 +33,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Bit": _SHORTEST,
     "CLIP": _SHORTEST,
     "Siglip": {"resample": 3, "size": 224},
-    "DINOv3ViT": {"resample": 2, "size": 224},
 }
-"""Defaults of their image processors."""
+"""Defaults of their image processors; the first are also those of any other."""
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers."""
 CLASSES = {
@@ -60,7 +60,7 @@ GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def check_setting(settings: dict[str, Any], name: str, default: Any, *supported: Any) -> Any:
+def check_setting(settings: dict[str, Any], name: str, default: Any, *, supported: Collection[Any]) -> Any:
     """The value of a setting. Raises UserError for one that cannot be computed here."""
     value = settings.get(name, default)
     if value not in supported:
@@ -73,7 +73,7 @@ def check_sizes(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     for name, size in sizes.items():
         if settings.get(name, size) != size:
             raise UserError(
-                f"{CONFIG} says {name}={settings[name]!r} and the arrays are for {size!r}; get the files again"
+                f"{CONFIG} says {name}={settings[name]!r}, the arrays are for {size!r}; get the files again"
             )
 
 
@@ -113,25 +113,27 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name))
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
     mean, std = read_normalization(images, kind)
-    size, crop = images["size"], images.get("do_center_crop")
+    if images.get("resample") not in RESAMPLE:
+        raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
+    size = images["size"]
     if isinstance(size, int) and not images.get("default_to_square", name not in ("Bit", "CLIP")):
         size = {"shortest_edge": size}
     shortest = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else None
-    squashed = None if shortest else read_size({"size": size})
-    image_size = read_size(images) if crop else squashed
-    if images.get("resample") not in RESAMPLE:
-        raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
-    resize: Any = shortest or (squashed if squashed != image_size else None)
-    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(pair(image_size))))
-    if not images.get("do_resize", True) or not fits or not (shortest or squashed):
+    resize: Any = shortest or read_size({"size": size})
+    image_size = None if shortest else resize
+    if images.get("do_center_crop"):
+        image_size = read_size(images)
+    is_squashed = not shortest and resize == image_size
+    is_cropped = isinstance(resize, int) and resize >= max(pair(image_size or 0))
+    if not images.get("do_resize", True) or not image_size or not (is_squashed or is_cropped):
         names = ("do_resize", "size", "do_center_crop", "crop_size")
         settings = ", ".join(f"{name}={images.get(name)!r}" for name in names)
         logger.warning("%s: images are squashed to size: %s is not supported", folder / IMAGES, settings)
-        resize = None
+        is_squashed = True
     return Preprocessing(
         image_size=image_size,
-        resize=resize,
-        keep_aspect=bool(shortest) or resize is None,
+        resize=None if is_squashed else resize,
+        keep_aspect=is_squashed or bool(shortest),
         interpolation=RESAMPLE[images["resample"]],
         crop_offset="floor",
         mean=tuple(map(float, mean)),
@@ -171,46 +173,57 @@ def to_size(size: Any) -> Any:
 
 
 def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ModelConfig:
-    """The model of the arrays and of config.json. Raises UserError for one that computes something else."""
-    return _infer_resnet(settings, arrays, images) if kind == "bit" else _infer_vit(kind, settings, arrays)
+    """The model of the arrays and of config.json. Raises UserError for one that computes something else. Changes
+    `arrays`: missing biases of q, k and v become zeros, and what a classifier on CLIP or SigLIP skips is dropped."""
+    if kind == "bit":
+        return _infer_resnet(settings, arrays, images)
+    reads_mean = FAMILIES[kind].unread != "" and "ForImageClassification" in str(settings.get("architectures"))
+    if reads_mean:
+        select_for_mean(kind, arrays)
+    return _infer_vit(kind, settings.get("vision_config", settings), arrays, reads_mean)
 
 
-def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -> ViTConfig:
-    """The configuration. Turns `arrays` into a ViT's here: adds zero biases of q, k and v where there are none,
-    and drops what a classifier on CLIP or SigLIP does not read.
-
-    With a classifier, the image towers classify the mean over patches: CLIP's without its last LayerNorm, where the
-    class token takes part in attention alone, so it is a register here; SigLIP's without its attention pooling.
-    """
-    family, clip, siglip = FAMILIES[kind], kind.startswith("clip"), kind.startswith("siglip")
-    dinov2, dinov3 = kind.startswith("dinov2"), kind == "dinov3_vit"
-    mean_of_tower = (clip or siglip) and "ForImageClassification" in str(settings.get("architectures"))
-    settings = settings.get("vision_config", settings)
-    for name in [name for name in arrays if mean_of_tower and name.startswith("post_layernorm." if clip else "head.")]:
-        del arrays[name]
-    if clip and mean_of_tower:
-        fold_class_token(arrays)
+def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], reads_mean: bool) -> ViTConfig:
+    """The configuration of a ViT. `reads_mean` is of a classifier on the image tower of CLIP or SigLIP."""
+    family = FAMILIES[kind]
     width, channels, patch_size, _ = _shape(arrays, family.names["embedding"], 4)
     depth = len({name.removeprefix(family.blocks).split(".")[0] for name in arrays if name.startswith(family.blocks)})
     sizes = {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size, "num_channels": channels}
     check_sizes(settings, sizes)
-    if not check_setting(settings, "qkv_bias", True, True, False):
+    if not check_setting(settings, "qkv_bias", True, supported=(True, False)):
         for name in (f"{family.blocks}{i}.{part}.bias" for i in range(depth) for part in family.qkv):
             arrays.setdefault(name, torch.zeros(width))
-    gated = dinov3 and bool(settings.get("use_gated_mlp", False))
-    swiglu = gated or (dinov2 and bool(settings.get("use_swiglu_ffn", False)))
-    activation = check_setting(settings, "hidden_act", *(("gelu", "silu") if gated else (family.activation, *GELU)))
+    is_rotary = "position.table" not in family.names
+    swiglu = bool(family.swiglu_setting and settings.get(family.swiglu_setting))
+    activations = ("silu",) if swiglu and is_rotary else tuple(GELU)
+    activation = check_setting(settings, "hidden_act", family.activation, supported=activations)
     head = next((name for name in HEADS if f"{name}.weight" in arrays), None)
-    pooler = "pooler.dense.weight" in arrays and not head
-    if pooler:
-        check_setting(settings, "pooler_act", "tanh", "tanh")
-    distilled = kind == "deit" and head in HEADS[1:]
-    registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
+    has_pooler = "pooler.dense.weight" in arrays and not head
+    if has_pooler:
+        check_setting(settings, "pooler_act", "tanh", supported=("tanh",))
     size = to_size(settings.get("image_size", ViTConfig.image_size))
+    dinov2 = kind.startswith("dinov2")
     if size is None or (dinov2 and isinstance(size, tuple)):
         allowed = "one number, because DINOv2's positions are for square images" if dinov2 else "a number, or two"
         raise UserError(f"{CONFIG} says image_size={settings['image_size']!r}; allowed: {allowed}.")
-    has_mean = kind == "ijepa" or mean_of_tower or (siglip and "head.probe" not in arrays)
+    pool = "token" if family.pool == "token+gap" and not head else family.pool
+    if reads_mean or (pool == "map" and "head.probe" not in arrays):
+        pool = "gap"
+    variant = Variant(
+        gelu=GELU.get(activation, "erf"),
+        swiglu=swiglu,
+        layer_norm_eps=settings.get("layer_norm_eps", family.eps),
+        pre_norm=family.pre_norm,
+        final_norm="none" if family.pre_norm and reads_mean else "tokens",
+        layer_scale=settings.get("layerscale_value", 1.0) if "branch1.scale" in family.names else None,
+        distilled=kind == "deit" and head in HEADS[1:],
+        rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if is_rotary else None,
+        position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
+    )
+    registers = int(family.pre_norm and reads_mean)  # CLIP's class token
+    if family.names["registers"] in arrays and not (family.unread or variant.distilled):
+        registers = require_shape(CONFIG, arrays, family.names["registers"], 3)[1]
+    (fc2,) = part_names(kind, "mlp.fc2", variant)
     return ViTConfig(
         image_size=to_size([side // patch_size * patch_size for side in pair(size)]),  # what convolutions see
         in_chans=channels,
@@ -218,38 +231,22 @@ def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -
         width=width,
         depth=depth,
         heads=settings.get("num_attention_heads", family.heads),
-        mlp_dim=_mlp_dim(kind, swiglu, arrays),
+        mlp_dim=_shape(arrays, f"{family.blocks}0.{fc2}", 2)[1],
         num_classes=_shape(arrays, head, 2)[0] if head else 0,
-        pool="gap" if has_mean else "map" if siglip else "token+gap" if dinov2 and head else "token",
-        representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
-        position="none" if dinov3 else "1d",
-        variant=Variant(
-            gelu=GELU.get(activation, "erf"),
-            swiglu=swiglu,
-            layer_norm_eps=settings.get("layer_norm_eps", family.eps),
-            pre_norm=clip,
-            final_norm="none" if clip and mean_of_tower else "tokens",
-            layer_scale=settings.get("layerscale_value", 1.0) if dinov2 or dinov3 else None,
-            registers=require_shape(CONFIG, arrays, registers, 3)[1] if registers in arrays else int(clip and has_mean),
-            distilled=distilled,
-            rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if dinov3 else None,
-            position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
-        ),
+        pool=pool,
+        representation_size=_shape(arrays, "pooler.dense", 2)[0] if has_pooler else None,
+        position="none" if is_rotary else "1d",
+        variant=dataclasses.replace(variant, registers=registers),
     )
 
 
-def _mlp_dim(kind: str, swiglu: bool, arrays: dict[str, Tensor]) -> int:
-    family = FAMILIES[kind]
-    fc2 = "mlp.weights_out" if swiglu and kind != "dinov3_vit" else family.names.get("mlp.fc2", "mlp.fc2")
-    return _shape(arrays, f"{family.blocks}0.{fc2}", 2)[1]
-
-
 def _infer_resnet(settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
-    v2 = check_setting(settings, "layer_type", "preactivation", "preactivation", "bottleneck") == "preactivation"
-    check_setting(settings, "global_padding", None, *((None,) if v2 else ("SAME", "same")))
-    check_setting(settings, "embedding_dynamic_padding", False, not v2)
+    layer_types = ("preactivation", "bottleneck")
+    v2 = check_setting(settings, "layer_type", "preactivation", supported=layer_types) == "preactivation"
+    check_setting(settings, "global_padding", None, supported=(None,) if v2 else ("SAME", "same"))
+    check_setting(settings, "embedding_dynamic_padding", False, supported=(not v2,))
     for name, value in {"hidden_act": "relu", "num_groups": 32, "width_factor": 1}.items():
-        check_setting(settings, name, value, value)
+        check_setting(settings, name, value, supported=(value,))
     parts = [name.split(".") for name in arrays if name.startswith("encoder.stages.")]
     body = ResNetBody(
         layers=count_units({(part[2], part[4]) for part in parts}),
@@ -260,7 +257,7 @@ def _infer_resnet(settings: dict[str, Any], arrays: dict[str, Tensor], images: d
         group_norm_eps=1e-5,  # no setting changes these
     )
     check_sizes(settings, {"depths": list(body.layers)})
-    check_setting(settings, "output_stride", 32, *(2**i for i in range(16) if 2**i >= body.stride))
+    check_setting(settings, "output_stride", 32, supported=[2**i for i in range(16) if 2**i >= body.stride])
     num_classes = _shape(arrays, "classifier.1", 2)[0] if "classifier.1.weight" in arrays else 0
     return ResNetConfig(image_size=read_size(images) or ResNetConfig.image_size, body=body, num_classes=num_classes)
 
@@ -274,14 +271,9 @@ def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
 
 def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model with this metadata."""
-    suffix = (
-        "ForImageClassification" + ("WithTeacher" if config.variant.distilled else "")
-        if config.num_classes
-        else "Model"
-    )
-    suffix = "ModelWithProjection" if kind == "clip_vision_model" and config.num_classes else suffix
     act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.variant.gelu]
-    height, width = processed_size(_preprocessing(config, metadata).at(config.image_size), config)
+    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
+    height, width = processed_size(prepared, config)
     settings: dict[str, Any] = {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -294,7 +286,8 @@ def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
     }
     if kind.startswith("dino"):
         settings["layerscale_value"] = config.variant.layer_scale
-        settings |= {} if kind == "dinov2" else {"num_register_tokens": config.variant.registers}
+    if kind in ("dinov2_with_registers", "dinov3_vit"):
+        settings["num_register_tokens"] = config.variant.registers
     if kind.startswith("dinov2"):
         settings |= {"mlp_ratio": dinov2_mlp_ratio(config), "use_swiglu_ffn": config.variant.swiglu}
     else:
@@ -302,14 +295,18 @@ def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
     if kind == "dinov3_vit":
         assert config.variant.rotary
         settings |= {"rope_theta": config.variant.rotary.base, "key_bias": True, "use_gated_mlp": config.variant.swiglu}
-    elif not FAMILIES[kind].names.get("pre_norm"):
+    elif not FAMILIES[kind].unread:
         settings["qkv_bias"] = True
     if config.representation_size:
         settings["pooler_output_size"] = config.representation_size
+    suffix = "Model"
     if kind == "clip_vision_model" and config.num_classes:
+        suffix = "ModelWithProjection"
         settings["projection_dim"] = config.num_classes
     elif config.num_classes:
-        settings = {"vision_config": settings} if kind == "clip" else settings
+        suffix = "ForImageClassificationWithTeacher" if config.variant.distilled else "ForImageClassification"
+        if kind == "clip":
+            settings = {"vision_config": settings}
         labels = list(metadata.get("classes") or (f"LABEL_{i}" for i in range(config.num_classes)))
         settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
         settings["label2id"] = {label: i for i, label in enumerate(labels)}
@@ -317,22 +314,17 @@ def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
     return {"architectures": [CLASSES[kind] + suffix], "model_type": kind, **settings}
 
 
-def _preprocessing(config: ViTConfig, metadata: Mapping[str, Any]) -> Preprocessing:
-    return Preprocessing.read(metadata, "extra", config.image_size)
-
-
 def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
     """The whole number from which their DINOv2 computes the width of this MLP; None if there is none."""
-
-    def mlp_dim(ratio: int) -> int:
-        return (config.width * ratio * 2 // 3 + 7) // 8 * 8 if config.variant.swiglu else config.width * ratio
-
-    return next((ratio for ratio in range(1, 65) if mlp_dim(ratio) == config.mlp_dim), None)
+    widths = {ratio: config.width * ratio for ratio in range(1, 65)}
+    if config.variant.swiglu:
+        widths = {ratio: (width * 2 // 3 + 7) // 8 * 8 for ratio, width in widths.items()}
+    return next((ratio for ratio, width in widths.items() if width == config.mlp_dim), None)
 
 
 def image_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The settings for a model with this metadata. Their processors always antialias, and have no area averaging."""
-    prepared = _preprocessing(config, metadata)
+    prepared = Preprocessing.read(metadata, "extra", config.image_size)
     crop_size = size = dict(zip(("height", "width"), processed_size(prepared, config), strict=True))
     if prepared.resize is not None:
         sides = ("shortest_edge",) if prepared.keep_aspect else ("height", "width")

@@ -1,22 +1,21 @@
 """Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults."""
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models import ModelConfig, Variant, ViTConfig
 from vitlab.weights.layout import Layout, Slot, renamed_layout
 
 HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
 """Parts outside the body. The names of the body begin with its kind in files with a head."""
-
-
 HALF = [0.5] * 3, [0.5] * 3
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 OPENAI = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 """Mean and std of images."""
+_SWIGLU = {"mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)}
 
 
 class Family(NamedTuple):
@@ -38,6 +37,14 @@ class Family(NamedTuple):
     """Default of a folder without preprocessor_config.json."""
     processor: str = "ViT"
     """The image processor of a folder that names none."""
+    pool: Literal["token", "gap", "map", "token+gap"] = "token"
+    """What the head reads."""
+    unread: str = ""
+    """Beginning of the names that a classifier on an image tower skips: it reads the mean over patches instead."""
+    pre_norm: bool = False
+    swiglu: dict[str, tuple[str, ...]] = _SWIGLU
+    """Names that differ with a SwiGLU, which the next setting shows."""
+    swiglu_setting: str = ""
 
 
 _VIT = {
@@ -87,8 +94,12 @@ _CLIP = {
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
 _TOWER = Family(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
-_CLIP_TOWER = _TOWER._replace(activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP")
-_SIGLIP_TOWER = _TOWER._replace(activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip")
+_CLIP_TOWER = _TOWER._replace(
+    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", unread="post_layernorm.", pre_norm=True
+)
+_SIGLIP_TOWER = _TOWER._replace(
+    activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", unread="head."
+)
 _BIT = {
     "body.root": "embedder.convolution",
     "body.root_norm": "embedder.norm",
@@ -96,13 +107,15 @@ _BIT = {
     "shortcut_norm": "downsample.norm",
     "head": "classifier.1",
 }
-_DINOV2_FAMILY = Family(_DINOV2, eps=1e-6, mean_std=IMAGENET, processor="Bit")
+_DINOV2_FAMILY = Family(
+    _DINOV2, eps=1e-6, mean_std=IMAGENET, processor="Bit", pool="token+gap", swiglu_setting="use_swiglu_ffn"
+)
 FAMILIES = {
     "vit": Family(_VIT),
     "deit": Family({**_VIT, "registers": "embeddings.distillation_token"}, mean_std=IMAGENET, processor="DeiT"),
     "vit_mae": Family(_VIT, prefix="vit.", ignored=r"decoder\.|embeddings\.mask_token$", mean_std=IMAGENET),
     "vit_msn": Family(_VIT, prefix="vit.", eps=1e-6, mean_std=IMAGENET),
-    "ijepa": Family(_VIT, mean_std=IMAGENET),
+    "ijepa": Family(_VIT, mean_std=IMAGENET, pool="gap"),
     "dinov2": _DINOV2_FAMILY,
     "dinov2_with_registers": _DINOV2_FAMILY,
     "dinov3_vit": Family(
@@ -113,6 +126,8 @@ FAMILIES = {
         eps=1e-5,
         mean_std=IMAGENET,
         processor="DINOv3ViT",
+        swiglu={"mlp.fc1": ("mlp.gate_proj", "mlp.up_proj")},
+        swiglu_setting="use_gated_mlp",
     ),
     "clip": _CLIP_TOWER,
     "clip_vision_model": _CLIP_TOWER,
@@ -129,6 +144,8 @@ PARAMETER = re.compile(
 def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
     """Every array of a model, by its name without the prefix of its kind."""
 
+    variant = config.variant if isinstance(config, ViTConfig) else Variant()
+
     def rename(ours: str) -> dict[str, int]:
         match = PARAMETER.fullmatch(ours)
         assert match
@@ -139,7 +156,7 @@ def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
             where = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
         part, leaf = match["part"], match["leaf"] or ""
         leaf = leaf.replace(".", "_") if part == "map.attention.qkv" else leaf
-        return {f"{where}{name}{leaf}": 1 for name in _names(kind, config, part)}
+        return {f"{where}{name}{leaf}": 1 for name in part_names(kind, part, variant)}
 
     layout = renamed_layout(config, rename)
     if has_token_row(kind, config):
@@ -149,19 +166,16 @@ def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
     return layout
 
 
-def _names(kind: str, config: ModelConfig, part: str) -> tuple[str, ...]:
+def part_names(kind: str, part: str, variant: Variant) -> tuple[str, ...]:
     """The parts in the file that hold a part of ours, in the order of its rows."""
-    names = FAMILIES[kind].names
+    family = FAMILIES[kind]
     if part == "attention.qkv":
-        return FAMILIES[kind].qkv
-    if isinstance(config, ViTConfig):
-        if part == "head" and config.variant.distilled:
-            return ("cls_classifier",)
-        if config.variant.swiglu and part == "mlp.fc1":
-            return ("mlp.gate_proj", "mlp.up_proj") if kind == "dinov3_vit" else ("mlp.weights_in",)
-        if config.variant.swiglu and part == "mlp.fc2" and kind != "dinov3_vit":
-            return ("mlp.weights_out",)
-    return (names.get(part, part),)
+        return family.qkv
+    if part == "head" and variant.distilled:
+        return ("cls_classifier",)
+    if variant.swiglu and part in family.swiglu:
+        return family.swiglu[part]
+    return (family.names.get(part, part),)
 
 
 def has_token_row(kind: str, config: ModelConfig) -> bool:
@@ -169,10 +183,13 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
     return kind == "deit" and isinstance(config, ViTConfig) and config.variant.registers > 0
 
 
-def fold_class_token(arrays: dict[str, Tensor]) -> None:
-    """Adds the position of CLIP's class token to it, in place, and removes its row of the position table."""
+def select_for_mean(kind: str, arrays: dict[str, Tensor]) -> None:
+    """In place, for a classifier of the mean over patches: drops what it skips of an image tower, CLIP's last LayerNorm
+    or SigLIP's attention pooling; adds its position to CLIP's class token, a register here, which has no row."""
+    for name in [name for name in arrays if name.startswith(FAMILIES[kind].unread)]:
+        del arrays[name]
     table = arrays.get(_CLIP["position.table"])
-    if table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
+    if kind.startswith("clip") and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
         arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
         arrays[_CLIP["position.table"]] = table[:, 1:]
 

@@ -19,7 +19,7 @@ def describe_open_clip(weights: Path, origin: Origin, tensors: dict[str, Tensor]
     """`origin` with what the config says, where one lies beside an open_clip model; `tensors` get the norm's name of
     timm. Raises UserError for an invalid config."""
     path = weights.parent / OPEN_CLIP_CONFIG
-    if not path.is_file() or not (origin.whose == "CLIP" or "visual." in origin.prefix):
+    if not path.is_file() or not (origin.code_base == "CLIP" or "visual." in origin.prefix):
         return origin
     settings = read_settings(path, OPEN_CLIP)
     model, images = settings.get("model_cfg", {}), settings.get("preprocess_cfg", {})
@@ -34,7 +34,7 @@ def describe_open_clip(weights: Path, origin: Origin, tensors: dict[str, Tensor]
     )
     size = vision.get("image_size", 224)
     described: dict[str, Any] = {"image_size": tuple(size) if isinstance(size, list) else size}
-    if origin.whose == "CLIP":
+    if origin.code_base == "CLIP":
         is_tanh = vision.get("act_kwargs", {}).get("approximate") == "tanh"
         described |= {
             "heads": vision.get("width", 768) // vision.get("head_width", 64),

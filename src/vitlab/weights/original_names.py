@@ -1,6 +1,6 @@
-"""Whose names the tensors of a file have, and those names as timm's.
+"""Recognizes the code base that named the tensors of a file, and renames them to timm's names.
 
-| whose | how they are recognized |
+| code base | how it is recognized |
 |---|---|
 | timm, DINO, MAE, DeiT, I-JEPA | `patch_embed.proj.weight`; a decoder, predictor or projection head is left out |
 | DINOv2, DINOv3 | the same, with `mask_token`, `register_tokens` or `storage_tokens`; blocks may be in chunks |
@@ -9,9 +9,10 @@
 | BiT of timm | `stem.conv.weight` |
 
 All of them may have a prefix (`module.`, `model.`, `backbone.`, `teacher.backbone.`, `visual.trunk.`, any other): it
-precedes the tensor that the table names. Tensors with another prefix are not of this model.
+precedes the tensor that the table names. Tensors with another prefix do not belong to this model.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,78 +27,70 @@ from vitlab.weights.layout import require_shape
 from vitlab.weights.timm_architectures import SUPPORTED, named_args
 from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
+Tensors = dict[str, Tensor]
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module)\.")
 """What torch.compile, FSDP, activation checkpointing and DataParallel put into names, anywhere."""
 PREFERRED = re.compile(r"(^|[._])(teacher|ema|target_encoder|base_encoder|encoder_q)[._]")
-"""Prefixes of the one of several models that is evaluated: DINO's teacher, an average, I-JEPA's and MoCo's encoder."""
+"""Prefixes of the model to evaluate, as in `teacher.backbone.`: DINO's teacher, an average, I-JEPA's encoder."""
 LEFT_OUT = re.compile(
     r"decoder[._]|predictor|projector|(dino|ibot)_head\.|head\.(mlp|last_layer|\d+)\b|mask(ed)?_(token|embed)$"
     r"|local_cls_norm\.|n_averaged$"
 )
-"""Parts that only pre-training uses."""
+"""Parts that only pre-training uses, by timm's names: `decoder_embed.weight`, `mask_token`."""
 HEAD = re.compile(r"(?:.*\.)?(?:head|heads|classifier|fc|linear)(?=\.)")
-"""A linear layer beside the ViT that may be its head."""
+"""The layer of a tensor that may be the ViT's head: `module.fc.` of `module.fc.weight`."""
 
 
 class Naming(NamedTuple):
     """How a code base names its tensors."""
 
-    whose: str
     anchors: tuple[str, ...]
-    """Tensors that each of their files has, behind a common prefix."""
+    """Tensors that each of its files has, behind a common prefix."""
     names: tuple[tuple[str, str], ...] = ()
-    """Patterns of their names -> timm's; all others are the same."""
+    """Patterns of its names -> timm's; all others are the same."""
 
 
-_TIMM = Naming(
-    "timm",
-    ("patch_embed.proj.weight",),
-    (
-        (r"^(register|storage)_tokens$", "reg_token"),
-        (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
-        (r"\.mlp\.w12\.", ".mlp.fc1."),
-        (r"\.mlp\.w1\.", ".mlp.fc1_g."),
-        (r"\.mlp\.w2\.", ".mlp.fc1_x."),
-        (r"\.mlp\.w3\.", ".mlp.fc2."),
-    ),
+_TIMM_NAMES = (
+    (r"^(register|storage)_tokens$", "reg_token"),
+    (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
+    (r"\.mlp\.w12\.", ".mlp.fc1."),
+    (r"\.mlp\.w1\.", ".mlp.fc1_g."),
+    (r"\.mlp\.w2\.", ".mlp.fc1_x."),
+    (r"\.mlp\.w3\.", ".mlp.fc2."),
 )
-_CLIP = Naming(
-    "CLIP",
-    ("class_embedding", "conv1.weight"),
-    (
-        (r"^class_embedding$", "cls_token"),
-        (r"^positional_embedding$", "pos_embed"),
-        (r"^conv1\.", "patch_embed.proj."),
-        (r"^ln_pre\.", "norm_pre."),
-        (r"^ln_post\.", "norm."),
-        (r"^proj$", "head.weight"),
-        (r"^transformer\.resblocks\.", "blocks."),
-        (r"\.ln_(\d)\.", r".norm\1."),
-        (r"\.ls_(\d)\.", r".ls\1."),
-        (r"\.attn\.in_proj_", ".attn.qkv."),
-        (r"\.attn\.out_proj\.", ".attn.proj."),
-        (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-        (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-    ),
+_CLIP_NAMES = (
+    (r"^class_embedding$", "cls_token"),
+    (r"^positional_embedding$", "pos_embed"),
+    (r"^conv1\.", "patch_embed.proj."),
+    (r"^ln_pre\.", "norm_pre."),
+    (r"^ln_post\.", "norm."),
+    (r"^proj$", "head.weight"),
+    (r"^transformer\.resblocks\.", "blocks."),
+    (r"\.ln_(\d)\.", r".norm\1."),
+    (r"\.ls_(\d)\.", r".ls\1."),
+    (r"\.attn\.in_proj_", ".attn.qkv."),
+    (r"\.attn\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
 )
-_TORCHVISION = Naming(
-    "torchvision",
-    ("conv_proj.weight",),
-    (
-        (r"^class_token$", "cls_token"),
-        (r"^encoder\.pos_embedding$", "pos_embed"),
-        (r"^conv_proj\.", "patch_embed.proj."),
-        (r"^encoder\.ln\.", "norm."),
-        (r"^heads\.(head|pre_logits)\.", r"\1."),
-        (r"^encoder\.layers\.encoder_layer_", "blocks."),
-        (r"\.ln_(\d)\.", r".norm\1."),
-        (r"\.self_attention\.in_proj_", ".attn.qkv."),
-        (r"\.self_attention\.out_proj\.", ".attn.proj."),
-        (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
-        (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
-    ),
+_TORCHVISION_NAMES = (
+    (r"^class_token$", "cls_token"),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^heads\.(head|pre_logits)\.", r"\1."),
+    (r"^encoder\.layers\.encoder_layer_", "blocks."),
+    (r"\.ln_(\d)\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
 )
-NAMINGS = (_TIMM, _TORCHVISION, _CLIP, Naming("BiT", ("stem.conv.weight",)))
+_TIMM = Naming(("patch_embed.proj.weight",), _TIMM_NAMES)
+_TORCHVISION = Naming(("conv_proj.weight",), _TORCHVISION_NAMES)
+_CLIP = Naming(("class_embedding", "conv1.weight"), _CLIP_NAMES)
+_BIT = Naming(("stem.conv.weight",))
+NAMINGS = (_TIMM, _TORCHVISION, _CLIP, _BIT)
 OTHERS = (
     (r"lora_|adapter", "unmerged adapters of peft: merge them (merge_and_unload) and save the whole model"),
     (r"embeddings\.|patch_embeddings|vision_model\.", "Hugging Face's: give their folder, which has a config.json"),
@@ -105,8 +98,7 @@ OTHERS = (
     (r"layers\.\d+\.ln1\.", "mmpretrain's, which are not read"),
     (r"layer\d\.\d+\.(conv|bn)\d|\.running_mean$", "those of a convolutional network with BatchNorm"),
 )
-"""Pattern of a tensor of other code, and what its names are."""
-READ = "those of timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP and torchvision, behind any prefix"
+"""Pattern of a name that is not read, and how the error describes it."""
 
 
 class Images(NamedTuple):
@@ -120,9 +112,6 @@ class Images(NamedTuple):
     interpolation: Any = "bilinear"
 
 
-DINOV3 = named_args("vit_small_patch16_dinov3")
-"""timm's arguments of its positions, and LayerNorm's eps."""
-UNKNOWN_IMAGES = Images()
 IMAGENET_IMAGES = Images(IMAGENET, crop=0.875, interpolation="bicubic")
 OPENAI_IMAGES = Images(OPENAI, crop=1.0, interpolation="bicubic")
 
@@ -131,8 +120,8 @@ OPENAI_IMAGES = Images(OPENAI, crop=1.0, interpolation="bicubic")
 class Origin:
     """Where the tensors of a file come from, as far as names and shapes show it."""
 
-    whose: str
-    images: Images = UNKNOWN_IMAGES
+    code_base: str
+    images: Images = field(default_factory=Images)
     args: Mapping[str, Any] = field(default_factory=dict)
     """timm's `model_args` that follow."""
     eps: float | None = None
@@ -143,42 +132,42 @@ class Origin:
     """What a file beside it says, by the names of `Assumptions`, `image_size` and timm's `architecture`."""
     prefix: str = ""
     left_out: tuple[str, ...] = ()
-    """Tensors of the file that are not of this model."""
+    """Tensors of the file that do not belong to this model."""
 
 
-def to_timm_names(
-    where: str, tensors: Mapping[str, Tensor], prefix: str | None = None
-) -> tuple[dict[str, Tensor], Origin]:
+DINOV3 = named_args("vit_small_patch16_dinov3")
+"""timm's arguments of its positions, and LayerNorm's eps."""
+
+
+def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None = None) -> tuple[Tensors, Origin]:
     """The tensors of one model by timm's names, and their origin. `prefix` chooses among several models.
 
     Raises UserError for names that are not read, and for several models where none is the one to evaluate.
     """
-    unwrapped = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
-    stored = unwrapped if len(unwrapped) == len(tensors) else dict(tensors)
-    naming, prefixes = _find_models(where, stored)
-    prefix = _choose(where, prefixes, prefix)
-    others = tuple(other for other in prefixes if len(other) > len(prefix))
-    own = [name for name in stored if name.startswith(prefix) and not name.startswith(others)]
-    inside = _join_chunks({name.removeprefix(prefix): stored[name] for name in own})
-    named = {_rename(name, naming): tensor for name, tensor in inside.items()}
-    outside = stored.keys() - {*own}
-    width = None if naming.whose == "BiT" else require_shape(where, named, "patch_embed.proj.weight", 4)[0]
-    beside = {name: stored[name] for name in outside if not any(name.startswith(other) for other in prefixes if other)}
-    outside -= _take_head(named, beside, width)
-    origin = _find_origin(naming, stored.keys(), named)
-    dropped = [name for name in named if LEFT_OUT.match(name)]
-    for name in dropped:
-        del named[name]
+    stored = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
+    if len(stored) < len(tensors):  # without wrappers, two names would be one
+        stored = dict(tensors)
+    naming, prefixes = find_models(where, stored)
+    prefix = choose_model(where, prefixes, prefix)
+    groups = group_by_prefix(stored, prefixes)
+    model = rename(groups.pop(prefix, {}), prefix, naming)
+    beside = groups.pop("", {})
+    width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
+    model, taken = take_head(model, beside, width)
+    origin = find_origin(naming, stored.keys(), model.keys())
+    pretraining = [name for name in model if LEFT_OUT.match(name)]
+    model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
     if naming is _CLIP:
-        _complete_clip(where, named)
-    if origin.whose == "DINOv3":
-        rotary = {name: value for name, value in DINOV3.items() if name != "eps"}
-        origin = replace(origin, args=rotary | _complete_dinov3(where, named, width))
-    return named, replace(origin, prefix=prefix, left_out=(*sorted(outside), *(prefix + name for name in dropped)))
+        model = complete_clip(where, model)
+    if origin.code_base == "DINOv3":
+        model, heads = complete_dinov3(where, model)
+        origin = replace(origin, args={**origin.args, **heads})
+    outside = sorted([*(beside.keys() - taken), *itertools.chain(*groups.values())])
+    return model, replace(origin, prefix=prefix, left_out=(*outside, *(prefix + name for name in pretraining)))
 
 
-def _find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list[str]]:
-    """Whose names they are, and the prefixes of the models with them."""
+def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list[str]]:
+    """The naming of the tensors, and the prefixes of all models that have it."""
     for naming in NAMINGS:
         first, *others = naming.anchors
         prefixes = [name.removesuffix(first) for name in tensors if re.search(rf"(^|\.){re.escape(first)}$", name)]
@@ -187,14 +176,16 @@ def _find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, lis
             return naming, prefixes
     if family := family_of_tensors(tensors.keys()):
         raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
-    guess = next((whose for pattern, whose in OTHERS if any(re.search(pattern, name) for name in tensors)), "unknown")
+    guess = next((theirs for pattern, theirs in OTHERS if any(re.search(pattern, name) for name in tensors)), "unknown")
     raise UserError(
         f"{where} has {len(tensors)} tensors whose names are {guess}: {first_ten(sorted(tensors)) or 'none'}. Names "
-        f"that are read: {READ}."
+        f"that are read: those of timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP and torchvision, behind "
+        f"any prefix."
     )
 
 
-def _choose(where: str, prefixes: list[str], given: str | None) -> str:
+def choose_model(where: str, prefixes: list[str], given: str | None) -> str:
+    """The prefix that is given, the only one, or that of the model to evaluate."""
     if given is not None:
         chosen = [prefix for prefix in prefixes if prefix.removesuffix(".") == given.removesuffix(".")]
     else:
@@ -207,108 +198,117 @@ def _choose(where: str, prefixes: list[str], given: str | None) -> str:
     return chosen[0]
 
 
-def _rename(name: str, naming: Naming) -> str:
-    for pattern, replacement in naming.names:
-        name = re.sub(pattern, replacement, name)
-    return name
+def group_by_prefix(tensors: Mapping[str, Tensor], prefixes: list[str]) -> dict[str, Tensors]:
+    """The tensors by the longest prefix that fits; "" for a tensor that belongs to no model."""
+    groups: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        longest = max(filter(name.startswith, prefixes), key=len, default="")
+        groups.setdefault(longest, {})[name] = tensor
+    return groups
 
 
-def _join_chunks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename(tensors: Mapping[str, Tensor], prefix: str, naming: Naming) -> Tensors:
+    """The tensors of a model by timm's names."""
+    renamed = {}
+    for name, tensor in _join_chunks({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}).items():
+        for pattern, replacement in naming.names:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
+
+
+def _join_chunks(tensors: Mapping[str, Tensor]) -> Tensors:
     """The blocks of DINOv2's and DINOv3's training, which come in chunks (`blocks.CHUNK.NUMBER.`), in one sequence."""
-    parts = {name: match for name in tensors if (match := re.match(r"blocks\.(\d{1,4})\.(\d{1,4})\.", name))}
-    order = sorted({(int(match[1]), int(match[2])) for match in parts.values()})
-    numbers = {key: number for number, key in enumerate(order)}
+    block = re.compile(r"^blocks\.(\d{1,4})\.(\d{1,4})\.")
+    order = sorted({(int(match[1]), int(match[2])) for name in tensors if (match := block.match(name))})
 
-    def join(name: str) -> str:
-        match = parts.get(name)
-        return f"blocks.{numbers[int(match[1]), int(match[2])]}.{name[match.end() :]}" if match else name
+    def join(match: re.Match[str]) -> str:
+        return f"blocks.{order.index((int(match[1]), int(match[2])))}."
 
-    return {join(name): tensor for name, tensor in tensors.items()}
+    return {block.sub(join, name): tensor for name, tensor in tensors.items()}
 
 
-def _take_head(named: dict[str, Tensor], beside: Mapping[str, Tensor], width: int | None) -> set[str]:
-    """Where a ViT has no head, the one linear layer on its tokens becomes it; returns its names in `beside`."""
-    if "head.weight" in named:
-        return set()
-    groups: dict[str, dict[str, Tensor]] = {}
-    for source in (beside, named):
-        for name, tensor in source.items():
-            if not name.startswith("blocks.") and (match := HEAD.match(name)):
-                groups.setdefault(match[0], {})[name] = tensor
-    layers = [layer for layer in groups.values() if _is_linear(layer, width)]
-    if len(layers) != 1:
-        return set()
-    for name, tensor in layers[0].items():
-        named.pop(name, None)
-        named[f"head.{name.rpartition('.')[2]}"] = tensor
-    named.setdefault("head.bias", named["head.weight"].new_zeros(len(named["head.weight"])))
-    return {name for name in layers[0] if name in beside}
+def take_head(model: Tensors, beside: Tensors, width: int | None) -> tuple[Tensors, set[str]]:
+    """The model, with the one linear layer on its tokens as head if it has none; and the layer's names in `beside`."""
+    if "head.weight" in model:
+        return model, set()
+    layers: dict[str, Tensors] = {}
+    for name, tensor in {**beside, **model}.items():
+        if not name.startswith("blocks.") and (match := HEAD.match(name)):
+            layers.setdefault(match[0], {})[name] = tensor
+    linear = [layer for layer in layers.values() if _is_linear(layer, width)]
+    if len(linear) != 1:
+        return model, set()
+    head = {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in linear[0].items()}
+    model = {name: tensor for name, tensor in model.items() if name not in linear[0]} | head
+    model.setdefault("head.bias", head["head.weight"].new_zeros(len(head["head.weight"])))
+    return model, linear[0].keys() & beside.keys()
 
 
 def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
     """Whether these are weight and bias, or only the weight, of one layer on `width` features."""
     leaves = sorted(name.rpartition(".")[2] for name in layer)
-    rows = [tensor.shape[0] for tensor in layer.values() if tensor.ndim]
-    weight = next((tensor for name, tensor in layer.items() if name.endswith(".weight")), None)
-    is_weight = weight is not None and weight.ndim == 2 and weight.shape[1] == width
-    return is_weight and leaves in (["weight"], ["bias", "weight"]) and len({*rows}) == 1
+    columns = [tensor.shape[1:] for name, tensor in layer.items() if name.endswith(".weight")]
+    rows = {tensor.shape[0] for tensor in layer.values() if tensor.ndim}
+    return leaves in (["weight"], ["bias", "weight"]) and columns == [(width,)] and len(rows) == 1
 
 
-def _find_origin(naming: Naming, stored: Collection[str], named: Mapping[str, Tensor]) -> Origin:
-    """What names show; `stored` are the whole file's, without wrappers."""
-    if naming is _CLIP:
-        # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
-        args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
-        return Origin("CLIP", OPENAI_IMAGES, args, eps=1e-5)
-    if naming is not _TIMM:
-        bilinear = IMAGENET_IMAGES._replace(interpolation="bilinear")
-        return Origin(naming.whose, bilinear) if naming is _TORCHVISION else Origin(naming.whose)
-    if "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored):
-        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), eps=DINOV3["eps"])
-    if any(name.startswith("decoder_") for name in named):
-        return Origin("MAE", IMAGENET_IMAGES)
-    if "mask_token" in named:
-        return Origin("DINOv2", IMAGENET_IMAGES._replace(size=224), antialias="reg_token" in named)
-    if any(re.search(r"(^|\.)(teacher|student|dino_head|head\.mlp|head\.last_layer)\.", name) for name in stored):
-        return Origin("DINO", IMAGENET_IMAGES)
-    if "norm_pre.weight" in named:
-        return Origin("timm", OPENAI_IMAGES)
-    has_class, has_head = "cls_token" in named, "head.weight" in named
+def find_origin(naming: Naming, stored: Collection[str], named: Collection[str]) -> Origin:
+    """What names show: `stored` are the whole file's, without wrappers; `named` are the model's, as timm's."""
+    # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
+    clip_args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
+    is_dinov3 = "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored)
+    dinov3_args = {name: value for name, value in DINOV3.items() if name != "eps"}
+    images_224 = IMAGENET_IMAGES._replace(size=224)
+    is_mae = any(name.startswith("decoder_") for name in named)
+    dino = re.compile(r"(^|\.)(teacher|student|dino_head|head\.(mlp|last_layer))\.")
     # DeiT, DeiT-III, MAE fine-tuned, and what was trained without labels: DINO, iBOT, MoCo, MAE, UNI.
-    is_later = {"dist_token", "fc_norm.weight", "blocks.0.ls1.gamma"} & named.keys() or not has_head
-    return Origin("timm", IMAGENET_IMAGES if has_class and is_later else UNKNOWN_IMAGES)
+    is_later = {"dist_token", "fc_norm.weight", "blocks.0.ls1.gamma"} & {*named} or "head.weight" not in named
+    signs = (  # the first that is true shows the origin
+        (naming is _CLIP, Origin("CLIP", OPENAI_IMAGES, clip_args, eps=1e-5)),
+        (naming is _TORCHVISION, Origin("torchvision", IMAGENET_IMAGES._replace(interpolation="bilinear"))),
+        (naming is _BIT, Origin("BiT")),
+        (is_dinov3, Origin("DINOv3", images_224, dinov3_args, eps=DINOV3["eps"])),
+        (is_mae, Origin("MAE", IMAGENET_IMAGES)),
+        ("mask_token" in named, Origin("DINOv2", images_224, antialias="reg_token" in named)),
+        (any(map(dino.search, stored)), Origin("DINO", IMAGENET_IMAGES)),
+        ("norm_pre.weight" in named, Origin("timm", OPENAI_IMAGES)),
+        ("cls_token" in named and is_later, Origin("timm", IMAGENET_IMAGES)),
+        (True, Origin("timm")),
+    )
+    return next(origin for is_shown, origin in signs if is_shown)
 
 
-def _complete_dinov3(where: str, named: dict[str, Tensor], width: int | None) -> dict[str, Any]:
-    """In place: the biases of keys, which a mask makes zero, become zero. Returns the number of heads, which the
-    periods show: Dh is four times theirs."""
-    for name in [name for name in named if name.endswith(".attn.qkv.bias_mask")]:
-        del named[name]
-    for name in [name for name in named if name.endswith(".attn.qkv.bias") and named[name].ndim]:
-        q, k, v = (named[name][i * len(named[name]) // 3 : (i + 1) * len(named[name]) // 3] for i in range(3))
-        named[name] = torch.cat([q, torch.zeros_like(k), v])
-    periods = named.pop("rope_embed.periods", None)
-    if periods is None or width is None or periods.ndim != 1 or not 4 * len(periods) <= width:
-        return {}
+def complete_dinov3(where: str, tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, int]]:
+    """The tensors, with zero biases of keys; and the number of heads, each four times as wide as there are periods."""
+    model = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attn.qkv.bias_mask")}
+    for name in [name for name in model if name.endswith(".attn.qkv.bias") and model[name].ndim]:
+        q, k, v = model[name].tensor_split(3)
+        model[name] = torch.cat([q, torch.zeros_like(k), v])
+    width = len(model["patch_embed.proj.weight"])
+    periods = model.pop("rope_embed.periods", None)
+    if periods is None or periods.ndim != 1 or not 0 < 4 * len(periods) <= width:
+        return model, {}
     usual = DINOV3["rope_temperature"] ** (torch.arange(len(periods)) / len(periods))
     if not periods.is_meta and not torch.allclose(periods.float(), usual, rtol=0.02):  # they are in bfloat16
         raise UserError(f"{where}: its rotary periods are not DINOv3's (base 100), the only ones that are read.")
-    return {"num_heads": width // (4 * len(periods))}
+    return model, {"num_heads": width // (4 * len(periods))}
 
 
-def _complete_clip(where: str, named: dict[str, Tensor]) -> None:
-    """In place: the shapes of timm, and the projection as a head."""
-    if "norm.weight" not in named or any(name.startswith("attn_pool.") for name in named):
+def complete_clip(where: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors in timm's shapes, with the projection as a head."""
+    if "norm.weight" not in tensors or any(name.startswith("attn_pool.") for name in tensors):
         raise UserError(
-            f"{where} is no ViT of CLIP: its output is pooled by attention (CoCa, Perception Encoder), or has no "
+            f"{where} is not a ViT of CLIP: its output is pooled by attention (CoCa, Perception Encoder), or has no "
             f"ln_post, and rotary positions are in no tensor. Give timm's folder of it, with the architecture in "
             f"config.json."
         )
-    named["cls_token"] = named["cls_token"].reshape(1, 1, -1)
-    if "pos_embed" in named:
-        named["pos_embed"] = named["pos_embed"][None]
-    if "head.weight" in named and named["head.weight"].ndim == 2:
-        named["head.weight"] = named["head.weight"].T
-        named["head.bias"] = named["head.weight"].new_zeros(len(named["head.weight"]))
-    if "norm_pre.weight" not in named:
-        named["patch_embed.proj.bias"] = torch.zeros_like(named["norm.weight"])
+    model = {**tensors, "cls_token": tensors["cls_token"].reshape(1, 1, -1)}
+    if "pos_embed" in model:
+        model["pos_embed"] = model["pos_embed"][None]
+    if "head.weight" in model and model["head.weight"].ndim == 2:
+        model["head.weight"] = model["head.weight"].T
+        model["head.bias"] = model["head.weight"].new_zeros(len(model["head.weight"]))
+    if "norm_pre.weight" not in model:
+        model["patch_embed.proj.bias"] = torch.zeros_like(model["norm.weight"])
+    return model
