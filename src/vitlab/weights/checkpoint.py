@@ -84,8 +84,7 @@ def load_model(
     name (`{"heads": 6, "gelu": "quick"}`). There and in an .npz, `image_size` is also the size of the position table
     where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
 
-    `display_name` replaces the path in what is logged. Raises ValueError with what was given, what can be read, and
-    what to do.
+    Messages have `display_name` instead of the path. Raises ValueError with what was given, what is read, what to do.
     """
     from vitlab.weights.adapt import adapt
 

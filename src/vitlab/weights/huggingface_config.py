@@ -72,9 +72,7 @@ def check_sizes(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
     for name, size in sizes.items():
         if settings.get(name, size) != size:
-            raise UserError(
-                f"{CONFIG} says {name}={settings[name]!r}, the arrays are for {size!r}; get the files again"
-            )
+            raise UserError(f"{CONFIG} says {name}={settings[name]!r} and the arrays are for {size!r}; get them again")
 
 
 def read_classes(settings: dict[str, Any]) -> list[str] | None:

@@ -215,20 +215,15 @@ def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> di
         arrays["embeddings.mask_token"] = torch.zeros_like(token if kind == "dinov3_vit" else token[0])
         if kind == "dinov3_vit":
             arrays.setdefault(_VIT["registers"], token.new_zeros(1, 0, width))
-    prefix = _stored_prefix(kind) if config.num_classes else ""
+    prefix = (FAMILIES[kind].prefix or f"{kind}.") if config.num_classes else ""
     return {name if name.split(".")[0] in HEADS else prefix + name: array for name, array in arrays.items()}
-
-
-def _stored_prefix(kind: str) -> str:
-    """In front of the names of the body in files with a head."""
-    return FAMILIES[kind].prefix or f"{kind}."
 
 
 def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
     dimensions gets them, and biases that a kind never has are zeros."""
-    family, prefix = FAMILIES[kind], _stored_prefix(kind)
-    arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    family = FAMILIES[kind]
+    arrays = {name.removeprefix(family.prefix or f"{kind}."): array for name, array in arrays.items()}
     arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
     if family.names is _CLIP:
         if (projection := arrays.pop("visual_projection.weight", None)) is not None:

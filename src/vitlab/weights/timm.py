@@ -215,11 +215,9 @@ def _convert_registers(tensors: dict[str, Tensor], config: ViTConfig) -> None:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
     table = tensors.get("pos_embed")
-    if table is None or not config.variant.registers:
-        return
     start = config.num_position_prefix
-    rows = table.shape[1] - start - config.num_patches
-    if rows > 0:
+    rows = 0 if table is None else table.shape[1] - start - config.num_patches
+    if table is not None and config.variant.registers and rows > 0:
         tensors["reg_token"] = tensors["reg_token"].float().clone()
         tensors["reg_token"][:, :rows] += table[:, start : start + rows].float()
         tensors["pos_embed"] = torch.cat([table[:, :start], table[:, start + rows :]], dim=1)

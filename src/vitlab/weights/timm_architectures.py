@@ -79,8 +79,7 @@ def written_eps(kind: str) -> dict[float, str]:
 
 
 def check_architecture(name: str, architecture: str) -> str:
-    """What errors call the checkpoint `name`. Raises UserError for an architecture that computes something else, though
-    its tensors may not show it."""
+    """What errors call the checkpoint `name`. Raises UserError for an architecture that computes something else."""
     where = f"{name} ({architecture})" if architecture else name
     family = re.split("[_.]", architecture)[0]
     if reason := why_unsupported(architecture):
