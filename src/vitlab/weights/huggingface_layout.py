@@ -39,7 +39,7 @@ class Family(NamedTuple):
     """The image processor of a folder that names none."""
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """What the head reads."""
-    unread: str = ""
+    skips: str = ""
     """Beginning of the names that a classifier on an image tower skips: it reads the mean over patches instead."""
     pre_norm: bool = False
     swiglu: dict[str, tuple[str, ...]] = _SWIGLU
@@ -95,11 +95,9 @@ _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
 _TOWER = Family(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
 _CLIP_TOWER = _TOWER._replace(
-    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", unread="post_layernorm.", pre_norm=True
+    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", skips="post_layernorm.", pre_norm=True
 )
-_SIGLIP_TOWER = _TOWER._replace(
-    activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", unread="head."
-)
+_SIGLIP_TOWER = _TOWER._replace(activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", skips="head.")
 _BIT = {
     "body.root": "embedder.convolution",
     "body.root_norm": "embedder.norm",
@@ -186,7 +184,7 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
 def select_for_mean(kind: str, arrays: dict[str, Tensor]) -> None:
     """In place, for a classifier of the mean over patches: drops what it skips of an image tower, CLIP's last LayerNorm
     or SigLIP's attention pooling; adds its position to CLIP's class token, a register here, which has no row."""
-    for name in [name for name in arrays if name.startswith(FAMILIES[kind].unread)]:
+    for name in [name for name in arrays if name.startswith(FAMILIES[kind].skips)]:
         del arrays[name]
     table = arrays.get(_CLIP["position.table"])
     if kind.startswith("clip") and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
