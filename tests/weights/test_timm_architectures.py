@@ -12,7 +12,7 @@ from vitlab.weights.timm_architectures import HEADS, WRITTEN, check_architecture
 
 def loads(name: str) -> bool:
     try:
-        check_architecture(name)
+        check_architecture("model", name)
     except UserError:
         return False
     return True

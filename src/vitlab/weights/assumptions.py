@@ -1,19 +1,14 @@
-"""What a bare .safetensors does not say of its model: what is assumed, the setting that changes it, and the line that
-says so. Importing this does not import torch."""
+"""Settings that a bare .safetensors file does not record, and the lines that say what is assumed for them. Importing
+this does not import torch."""
 
 import collections
-import contextlib
 import functools
 import logging
-import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing, pair
@@ -27,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What to take in place of what is assumed for a bare .safetensors; None keeps the assumption."""
+    """Settings of a bare .safetensors; None keeps what is assumed."""
 
     prefix: str | None = None
     """What the names of the model's tensors begin with, where a file has several models."""
@@ -66,46 +61,29 @@ def say(line: str) -> None:
     logger.warning("%s", line)
 
 
-@contextlib.contextmanager
-def shown_as(opened: str | Path, source: str | Path) -> Iterator[None]:
-    """Lines of `say` and UserErrors name `source` in place of `opened`, a temporary copy of it."""
-    temporary = re.compile(re.escape(str(opened)) + r"(/model\.safetensors)?")
-
-    def rename(record: logging.LogRecord) -> bool:
-        record.msg, record.args = temporary.sub(lambda _: str(source), record.getMessage()), ()
-        return True
-
-    logger.addFilter(rename)
-    try:
-        yield
-    except UserError as error:
-        raise UserError(temporary.sub(lambda _: str(source), str(error))) from error
-    finally:
-        logger.removeFilter(rename)
-
-
-def say_left_out(path: Path, origin: "Origin") -> None:
-    """Logs which tensors of a described checkpoint are not of the model."""
+def say_left_out(name: str, origin: "Origin") -> None:
+    """Logs which tensors of a described checkpoint do not belong to the model."""
     if origin.left_out:
-        say(f"{path}: {_left_out(origin)}.")
+        say(f"{name}: {_left_out(origin)}.")
 
 
 def say_assumptions(
-    path: Path, origin: "Origin", config: ModelConfig, prepared: Preprocessing, given: Assumptions
+    name: str, origin: "Origin", config: ModelConfig, prepared: Preprocessing, given: Assumptions
 ) -> None:
     """Logs what a bare file is read as, in one line."""
-    taken, (height, width) = given.given(), config.image_hw
-    names = [] if not isinstance(config, ViTConfig) else ["heads", "gelu", "layer_norm_eps", "pool"]
-    parts = [f"{name} {all_settings(config)[name]}" for name in names if name not in taken]
+    parts: list[str] = []
     if isinstance(config, ViTConfig):
+        assumed = [setting for setting in ("heads", "gelu", "layer_norm_eps", "pool") if setting not in given.given()]
+        parts += [f"{setting} {all_settings(config)[setting]}" for setting in assumed]
+        height, width = config.image_hw
         rows, columns = config.grid
         parts.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")
     parts.append(f"images: {prepared.describe()}")
     behind = f" behind {origin.prefix!r}" if origin.prefix else ""
     left_out = f" ({_left_out(origin)})" if origin.left_out else ""
     say(
-        f"{path} has {origin.code_base}'s names{behind}{left_out} and no config.json, so these are assumed: "
-        f"{', '.join(parts)}. Change one by `vitlab convert {path} OUT --to vitlab --assume.heads N` "
+        f"{name} has {origin.code_base}'s names{behind}{left_out} and no config.json, so these are assumed: "
+        f"{', '.join(parts)}. Change one by `vitlab convert {name} OUT --to vitlab --assume.heads N` "
         f"(.gelu, .layer-norm-eps, .pool, .mean, .std; --image-size), or load_model(..., assume={{'heads': N}})."
     )
 

@@ -15,7 +15,7 @@ from vitlab.errors import UserError, first_ten
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
-from vitlab.weights.assumptions import Assumptions, shown_as
+from vitlab.weights.assumptions import Assumptions
 from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
 from vitlab.weights.imagenet_classes import imagenet_names
 from vitlab.weights.parity import check_parity
@@ -61,6 +61,7 @@ def load_model(
     pool: Literal["token"] | None = None,
     assume: Mapping[str, Any] | None = None,
     device: "torch.device | str" = "cpu",
+    display_name: str = "",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
 
@@ -83,12 +84,12 @@ def load_model(
     name (`{"heads": 6, "gelu": "quick"}`). There and in an .npz, `image_size` is also the size of the position table
     where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
 
-    Raises ValueError with what was given, what can be read, and what to do.
+    Messages have `display_name` instead of the path. Raises ValueError with what was given, what is read, what to do.
     """
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
-    saved, state = _function("read", kind)(local, **_options(kind, local, image_size, assume))
+    saved, state = _function("read", kind)(local, **_options(kind, local, image_size, assume, display_name))
     shape: dict[str, Any] = {"image_size": image_size, "interpolation": interpolation, "in_chans": in_chans}
     head = {"num_classes": num_classes, "reset_head": reset_head, "pre_logits": pre_logits, "head_bias": head_bias}
     config, state = adapt(saved, state, **shape, **head, pool=pool)
@@ -141,13 +142,13 @@ def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str
 
 
 def _options(
-    kind: Format, local: Path, image_size: "ImageSize | None", assume: Mapping[str, Any] | None
+    kind: Format, local: Path, image_size: "ImageSize | None", assume: Mapping[str, Any] | None, name: str = ""
 ) -> dict[str, Any]:
-    """What the readers of files take that do not say all of themselves. Raises UserError for `assume` with others."""
-    if kind == "timm" and local.is_file():
-        return {"image_size": image_size, "assume": from_dict(Assumptions, dict(assume or {}))}
-    if assume:
+    """Further arguments of the readers of timm's and Google's files. Raises UserError for `assume` with others."""
+    if assume and not (kind == "timm" and local.is_file()):
         raise UserError(f"assume={dict(assume)} is for a bare .safetensors; {local} says this itself: leave it out.")
+    if kind == "timm":
+        return {"image_size": image_size, "assume": from_dict(Assumptions, dict(assume or {})), "name": name}
     return {"image_size": image_size} if kind == "google" else {}
 
 
@@ -270,8 +271,10 @@ def convert(
     final = destination if to == "google" else resolved(destination)  # so that "." has a name
     unpickling = _unpickled(Path(source), final, key, log) if pickled else contextlib.nullcontext(source)
     options = {"interpolation": interpolation, "pre_logits": pre_logits, "pool": pool, "assume": assume}
-    with unpickling as opened, shown_as(opened, source):
-        model = load_model(opened, image_size=image_size, num_classes=0 if pre_logits == "drop" else None, **options)
+    with unpickling as opened:
+        num_classes = 0 if pre_logits == "drop" else None
+        name = str(source) if pickled else ""
+        model = load_model(opened, image_size=image_size, num_classes=num_classes, display_name=name, **options)
         metadata = _of_outputs(load_metadata(opened, image_size=image_size, assume=assume), model)
     if str(source).startswith(HUBS) or not str(metadata.get("source")).startswith(HUBS):
         metadata["source"] = str(source)  # else it is a copy of what is on a hub
@@ -288,11 +291,17 @@ def convert(
 
 @contextlib.contextmanager
 def _unpickled(source: Path, final: Path, key: str | None, log: Callable[[str], None]) -> Iterator[Path]:
-    """The weights in a pickle, in a temporary folder beside the destination."""
+    """The weights in a pickle, in a temporary folder beside the destination. Errors name `source` instead of it."""
     from vitlab.weights.pickled import unpickle
 
     with temporary_folder(final, source.stat().st_size) as folder:
-        yield unpickle(source, folder / "unpickled", key, log)
+        copy = folder / "unpickled"
+        opened = unpickle(source, copy, key, log)
+        try:
+            yield opened
+        except UserError as error:
+            text = str(error).replace(str(copy / "model.safetensors"), str(source)).replace(str(copy), str(source))
+            raise UserError(text) from error
 
 
 def _write_compared(model: "Model", metadata: dict[str, Any], final: Path, destination: Path, to: Format) -> float:

@@ -72,9 +72,7 @@ def check_sizes(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
     for name, size in sizes.items():
         if settings.get(name, size) != size:
-            raise UserError(
-                f"{CONFIG} says {name}={settings[name]!r}, the arrays are for {size!r}; get the files again"
-            )
+            raise UserError(f"{CONFIG} says {name}={settings[name]!r} and the arrays are for {size!r}; get them again")
 
 
 def read_classes(settings: dict[str, Any]) -> list[str] | None:
@@ -177,7 +175,7 @@ def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor],
     `arrays`: missing biases of q, k and v become zeros, and what a classifier on CLIP or SigLIP skips is dropped."""
     if kind == "bit":
         return _infer_resnet(settings, arrays, images)
-    reads_mean = FAMILIES[kind].unread != "" and "ForImageClassification" in str(settings.get("architectures"))
+    reads_mean = FAMILIES[kind].skips != "" and "ForImageClassification" in str(settings.get("architectures"))
     if reads_mean:
         select_for_mean(kind, arrays)
     return _infer_vit(kind, settings.get("vision_config", settings), arrays, reads_mean)
@@ -221,7 +219,7 @@ def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], r
         position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
     )
     registers = int(family.pre_norm and reads_mean)  # CLIP's class token
-    if family.names["registers"] in arrays and not (family.unread or variant.distilled):
+    if family.names["registers"] in arrays and not (family.skips or variant.distilled):
         registers = require_shape(CONFIG, arrays, family.names["registers"], 3)[1]
     (fc2,) = part_names(kind, "mlp.fc2", variant)
     return ViTConfig(
@@ -295,7 +293,7 @@ def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
     if kind == "dinov3_vit":
         assert config.variant.rotary
         settings |= {"rope_theta": config.variant.rotary.base, "key_bias": True, "use_gated_mlp": config.variant.swiglu}
-    elif not FAMILIES[kind].unread:
+    elif not FAMILIES[kind].skips:
         settings["qkv_bias"] = True
     if config.representation_size:
         settings["pooler_output_size"] = config.representation_size

@@ -39,7 +39,7 @@ class Family(NamedTuple):
     """The image processor of a folder that names none."""
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """What the head reads."""
-    unread: str = ""
+    skips: str = ""
     """Beginning of the names that a classifier on an image tower skips: it reads the mean over patches instead."""
     pre_norm: bool = False
     swiglu: dict[str, tuple[str, ...]] = _SWIGLU
@@ -95,11 +95,9 @@ _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
 _TOWER = Family(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
 _CLIP_TOWER = _TOWER._replace(
-    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", unread="post_layernorm.", pre_norm=True
+    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", skips="post_layernorm.", pre_norm=True
 )
-_SIGLIP_TOWER = _TOWER._replace(
-    activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", unread="head."
-)
+_SIGLIP_TOWER = _TOWER._replace(activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", skips="head.")
 _BIT = {
     "body.root": "embedder.convolution",
     "body.root_norm": "embedder.norm",
@@ -186,7 +184,7 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
 def select_for_mean(kind: str, arrays: dict[str, Tensor]) -> None:
     """In place, for a classifier of the mean over patches: drops what it skips of an image tower, CLIP's last LayerNorm
     or SigLIP's attention pooling; adds its position to CLIP's class token, a register here, which has no row."""
-    for name in [name for name in arrays if name.startswith(FAMILIES[kind].unread)]:
+    for name in [name for name in arrays if name.startswith(FAMILIES[kind].skips)]:
         del arrays[name]
     table = arrays.get(_CLIP["position.table"])
     if kind.startswith("clip") and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
@@ -215,20 +213,15 @@ def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> di
         arrays["embeddings.mask_token"] = torch.zeros_like(token if kind == "dinov3_vit" else token[0])
         if kind == "dinov3_vit":
             arrays.setdefault(_VIT["registers"], token.new_zeros(1, 0, width))
-    prefix = _stored_prefix(kind) if config.num_classes else ""
+    prefix = (FAMILIES[kind].prefix or f"{kind}.") if config.num_classes else ""
     return {name if name.split(".")[0] in HEADS else prefix + name: array for name, array in arrays.items()}
-
-
-def _stored_prefix(kind: str) -> str:
-    """In front of the names of the body in files with a head."""
-    return FAMILIES[kind].prefix or f"{kind}."
 
 
 def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
     dimensions gets them, and biases that a kind never has are zeros."""
-    family, prefix = FAMILIES[kind], _stored_prefix(kind)
-    arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    family = FAMILIES[kind]
+    arrays = {name.removeprefix(family.prefix or f"{kind}."): array for name, array in arrays.items()}
     arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
     if family.names is _CLIP:
         if (projection := arrays.pop("visual_projection.weight", None)) is not None:

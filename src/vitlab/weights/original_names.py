@@ -179,8 +179,7 @@ def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list
     guess = next((theirs for pattern, theirs in OTHERS if any(re.search(pattern, name) for name in tensors)), "unknown")
     raise UserError(
         f"{where} has {len(tensors)} tensors whose names are {guess}: {first_ten(sorted(tensors)) or 'none'}. Names "
-        f"that are read: those of timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP and torchvision, behind "
-        f"any prefix."
+        f"that are read, behind any prefix: timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP, torchvision."
     )
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import override
@@ -33,7 +32,7 @@ from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, r
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import ACTIVATIONS, SUPPORTED, check_architecture, named_args, rotary_of
+from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, named_args, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
 from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
 from vitlab.weights.timm_eva import check_bare, eva_names, rename_eva, reorder_pairs
@@ -98,7 +97,7 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
 
 
 def read_timm(
-    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
+    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
@@ -108,26 +107,28 @@ def read_timm(
     embedding. What a bare file does not say is assumed, by its names, unless in `assume`, and logged; `image_size` is
     used where the position table fits it, and else the square that it fits. Parameters without a counterpart are
     converted exactly: position embeddings of registers are added to the register tokens; missing q, k, v biases become
-    zeros.
+    zeros. `name` replaces the path in messages.
 
-    Raises ValueError for a corrupt file, for a model that computes something else, naming the cause, and for every
+    Raises UserError for a corrupt file, for a model that computes something else, naming the cause, and for every
     tensor that does not fit.
     """
-    path, assume = Path(path), assume or Assumptions()
-    where, settings, tensors, origin = _open(path, read_safetensors, image_size, assume)
-    config = infer_config(where, tensors, settings)
-    if path.is_dir() or origin.described:
-        say_left_out(path, origin)
+    assume = assume or Assumptions()
+    file = _open(Path(path), name or str(path), read_safetensors, image_size, assume)
+    settings, tensors = file.settings, file.tensors
+    config = infer_config(file.where, tensors, settings)
+    if file.is_bare:
+        prepared = assumed_preprocessing(file.origin, config, settings.mean, settings.std)
+        say_assumptions(file.name, file.origin, config, prepared, assume)
     else:
-        prepared = assumed_preprocessing(origin, config, settings.mean, settings.std)
-        say_assumptions(path, origin, config, prepared, assume)
+        say_left_out(file.name, file.origin)
     if isinstance(config, ViTConfig):
-        _convert_registers_and_biases(tensors, config)
+        _convert_registers(tensors, config)
+        _complete_biases(tensors, config)
         reorder_pairs(tensors, config, rotary_of({**named_args(settings.architecture), **settings.args})[1])
     if config.num_classes and settings.classes:
-        check_classes({"classes": settings.classes}, config, str(path / CONFIG))
+        check_classes({"classes": settings.classes}, config, str(Path(path) / CONFIG))
     layout = timm_layout(config)
-    check_arrays(f"{where} looks like a model of {config.num_parameters:,} parameters", layout, tensors)
+    check_arrays(f"{file.where} looks like a model of {config.num_parameters:,} parameters", layout, tensors)
     state = read_state(layout, tensors, lambda name, tensor: tensor.flatten(1) if name == "head.fc.weight" else tensor)
     if isinstance(config, ViTConfig):
         state.setdefault("embedding.bias", state["embedding.weight"].new_zeros(config.width))
@@ -135,49 +136,53 @@ def read_timm(
 
 
 def metadata_timm(
-    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None
+    path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
 ) -> dict[str, Any]:
     """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; of a bare file the
     `preprocessing` that is assumed."""
     path = Path(path)
     if not path.is_dir():
-        where, settings, tensors, origin = _open(path, read_shapes, image_size, assume or Assumptions())
-        config = infer_config(where, tensors, settings)
-        return {
-            "preprocessing": assumed_preprocessing(origin, config, settings.mean, settings.std).to_metadata(),
-        }
+        file = _open(path, name or str(path), read_shapes, image_size, assume or Assumptions())
+        config = infer_config(file.where, file.tensors, file.settings)
+        prepared = assumed_preprocessing(file.origin, config, file.settings.mean, file.settings.std)
+        return {"preprocessing": prepared.to_metadata()}
     settings = TimmConfig.read(path / CONFIG)
     metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
     metadata |= {"classes": list(settings.classes)} if settings.classes else {}
     return {**metadata, **settings.multi_label}
 
 
+@dataclasses.dataclass(frozen=True)
+class TimmFile:
+    """A checkpoint whose tensors have timm's names."""
+
+    name: str
+    where: str
+    """What errors call it."""
+    settings: TimmConfig
+    tensors: dict[str, Tensor]
+    origin: Origin
+    is_bare: bool
+    """Whether nothing but its tensors describes it."""
+
+
 def _open(
-    path: Path, read: Callable[[Path], dict[str, Tensor]], image_size: ImageSize | None, assume: Assumptions
-) -> tuple[str, TimmConfig, dict[str, Tensor], Origin]:
-    """What to call the checkpoint, its settings, its tensors by timm's names, and where they come from."""
+    path: Path, name: str, read: Callable[[Path], dict[str, Tensor]], image_size: ImageSize | None, assume: Assumptions
+) -> TimmFile:
+    """The checkpoint in a folder, or in a file. Raises UserError for an architecture that computes something else."""
     if path.is_dir():
         settings = TimmConfig.read(path / CONFIG)
-        where = _checked_name(path, settings.architecture)
+        where = check_architecture(name, settings.architecture)
         tensors, origin = to_timm_names(where, read(path / WEIGHTS), assume.prefix)
     else:
-        tensors, origin = to_timm_names(str(path), read(path), assume.prefix)
+        tensors, origin = to_timm_names(name, read(path), assume.prefix)
         origin = describe_open_clip(path, origin, tensors)
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
-        where = _checked_name(path, settings.architecture)
+        where = check_architecture(name, settings.architecture)
     if not settings.architecture:
         check_bare(where, tensors)
-    return where, settings, rename_eva(tensors), origin
-
-
-def _checked_name(path: Path, architecture: str) -> str:
-    """What to call a checkpoint. Raises UserError for an architecture that computes something else."""
-    where = f"{path} ({architecture})" if architecture else str(path)
-    try:
-        check_architecture(architecture)
-    except UserError as error:
-        raise UserError(f"{where}: {error} {SUPPORTED}") from error
-    return where
+    is_bare = not (path.is_dir() or origin.described)
+    return TimmFile(name, where, settings, rename_eva(tensors), origin, is_bare)
 
 
 def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:
@@ -185,14 +190,15 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
     known = {**origin.described, **assume.given()}
     mean, std = origin.images.mean_std
     size = known.get("image_size") or image_size or (None if has_table else origin.images.size)
-    gelu, pool = known.get("gelu"), known.get("pool")
-    args = {
-        "num_heads": known.get("heads"),
-        "act_layer": next((theirs for theirs, ours in ACTIVATIONS.items() if ours == gelu), None),
-    }
+    pool = known.get("pool")
+    args = dict(origin.args)
+    if "heads" in known:
+        args["num_heads"] = known["heads"]
+    if "gelu" in known:
+        args["act_layer"] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == known["gelu"])
     return TimmConfig(
         architecture=known.get("architecture", ""),
-        args={**origin.args} | {name: value for name, value in args.items() if value is not None},
+        args=args,
         pool="avg" if pool == "gap" else pool,
         image_hw=None if size is None else pair(size),
         mean=tuple(known.get("mean", mean)),
@@ -202,21 +208,26 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
     )
 
 
-def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """In place: makes an unread class token a register, folds register position embeddings into the register tokens,
-    and adds zero q, k, v biases."""
+def _convert_registers(tensors: dict[str, Tensor], config: ViTConfig) -> None:
+    """In place: an unread class token becomes the first register; registers get the rows of the position table that
+    exceed those of class tokens and patches."""
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
-    prefix, table = config.num_position_prefix, tensors.get("pos_embed")
-    rows = 0 if table is None else table.shape[1] - prefix - config.num_patches  # of registers, the first ones
+    table = tensors.get("pos_embed")
+    start = config.num_position_prefix
+    rows = 0 if table is None else table.shape[1] - start - config.num_patches
     if table is not None and config.variant.registers and rows > 0:
         tensors["reg_token"] = tensors["reg_token"].float().clone()
-        tensors["reg_token"][:, :rows] += table[:, prefix : prefix + rows].float()
-        tensors["pos_embed"] = torch.cat([table[:, :prefix], table[:, prefix + rows :]], dim=1)
+        tensors["reg_token"][:, :rows] += table[:, start : start + rows].float()
+        tensors["pos_embed"] = torch.cat([table[:, :start], table[:, start + rows :]], dim=1)
+
+
+def _complete_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
+    """In place: missing biases of queries, keys and values become zeros; EVA has those of queries and values alone."""
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
-        for i in range(config.depth):  # EVA has biases of queries and values alone
+        for i in range(config.depth):
             q, v = (tensors.pop(f"blocks.{i}.attn.{name}_bias", zeros) for name in "qv")
             tensors[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, zeros, v])
 
@@ -254,15 +265,14 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
             name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4
         }
         return model.config, state | scaled
-    config, table = model.config, model.position.added_rows()
+    config = model.config
+    table = model.position.added_rows()
     if table is None and not config.variant.distilled and not config.variant.pre_norm:
         return config, state
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
     table = state["embedding.weight"].new_zeros(config.num_tokens, config.width) if table is None else table
     table = table.detach().cpu().clone()
-    if (
-        config.variant.pre_norm
-    ):  # timm's CLIP has no bias in the patch embedding; it is the same in the position of each patch
+    if config.variant.pre_norm:  # timm's CLIP has no bias in the patch embedding; each patch's position gets it
         table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
     all_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)

@@ -78,13 +78,15 @@ def written_eps(kind: str) -> dict[float, str]:
     return {named_args(name).get("eps", 1e-6): name for name in WRITTEN[kind]}
 
 
-def check_architecture(architecture: str) -> None:
-    """Raises UserError for an architecture that computes something else, though its tensors may not show it."""
+def check_architecture(name: str, architecture: str) -> str:
+    """What errors call the checkpoint `name`. Raises UserError for an architecture that computes something else."""
+    where = f"{name} ({architecture})" if architecture else name
     family = re.split("[_.]", architecture)[0]
     if reason := why_unsupported(architecture):
-        raise UserError(f"{reason}.")
+        raise UserError(f"{where}: {reason}. {SUPPORTED}")
     if architecture and family not in FAMILIES:
-        raise UserError(f"{family} is a family of other models.")
+        raise UserError(f"{where}: {family} is a family of other models. {SUPPORTED}")
+    return where
 
 
 def rotary_of(args: Mapping[str, Any]) -> tuple[Rotary | None, str | None]:

@@ -16,6 +16,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTCon
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
 from vitlab.weights.folder import multi_label_metadata, read_settings
+from vitlab.weights.huggingface_layout import IMAGENET
 from vitlab.weights.json_fields import NAMES, TIMM
 from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
@@ -26,9 +27,8 @@ BACKBONE = "patch_embed.backbone."
 """In front of the names of a hybrid's stem."""
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 """Epsilons of timm's stems and ResNets; no argument changes them."""
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""timm's default mean and std."""
 
+Pool = Literal["token", "gap", "map"]
 _COMMON_ARGS = "drop_rate drop_path_rate global_pool in_chans num_classes "
 _VIT_ARGS = (
     "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
@@ -274,42 +274,43 @@ def _infer_size(
         return image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
     prefix = ("cls_token" in tensors) + ("dist_token" in tensors)
-    options = sorted({0, prefix, prefix + registers})
-    if image_hw is not None:
-        extra = rows - math.prod(-(-side // stride) for side in image_hw)
-        if extra in options:
-            return image_hw, extra > 0 or not prefix
-    squares = [extra for extra in options if rows > extra and math.isqrt(rows - extra) ** 2 == rows - extra]
-    if len(squares) != 1:
-        raise UserError(
-            f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
-            f"tokens){'' if image_hw is None else f', and not that of {image_hw} pixels'}; give the size of its "
-            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
-            f"config.json."
-        )
-    side = math.isqrt(rows - squares[0]) * stride
-    if image_hw is not None and settings.architecture:
-        logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
-    return (side, side), squares[0] > 0 or not prefix
+    options = sorted({0, prefix, prefix + registers})  # how many rows may come before those of patches
+    before = -1 if image_hw is None else rows - math.prod(-(-side // stride) for side in image_hw)
+    if image_hw is None or before not in options:
+        squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
+        if len(squares) != 1:
+            raise UserError(
+                f"the position table has {rows} rows, from which no image size follows (with {options} of them for "
+                f"other tokens){'' if image_hw is None else f', and not that of {image_hw} pixels'}; give the size of "
+                f"its training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args "
+                f"of a config.json."
+            )
+        before = squares[0]
+        side = math.isqrt(rows - before) * stride
+        if image_hw is not None and settings.architecture:
+            logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
+        image_hw = (side, side)
+    return image_hw, before > 0 or not prefix
 
 
-def _infer_pool(
-    tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]
-) -> Literal["token", "gap", "map"]:
+def _infer_pool(tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]) -> Pool:
     has_class = "cls_token" in tensors
-    has_prefix, over_all = has_class or "reg_token" in tensors, bool(args.get("pool_include_prefix"))
+    has_prefix = has_class or "reg_token" in tensors
+    includes_prefix = bool(args.get("pool_include_prefix"))
+    map_includes_prefix = includes_prefix or "use_rot_pos_emb" in args  # always in the EVA family
     if pool is None:  # fine-tuned models of MAE have the mean's norm
         is_token = has_class and "fc_norm.weight" not in tensors
         pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
     # timm's mean and attention may include the tokens in front; here only the attention does.
-    if pool == "token" and has_class:
-        return "token"
-    if pool == "avg" and not (has_prefix and over_all):
-        return "gap"
-    over_all = over_all or "use_rot_pos_emb" in args  # the EVA family's
-    if pool == "map" and (over_all or not has_prefix):
-        return "map"
+    pools: dict[str, tuple[Pool, bool]] = {
+        "token": ("token", has_class),
+        "avg": ("gap", not (has_prefix and includes_prefix)),
+        "map": ("map", map_includes_prefix or not has_prefix),
+    }
+    for theirs, (ours, is_same) in pools.items():
+        if pool == theirs and is_same:
+            return ours
     raise UserError(
-        f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
-        f"allowed: 'token' with a class token, 'avg' over the patches alone, and 'map' over all tokens."
+        f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix="
+        f"{map_includes_prefix}; allowed: 'token' with a class token, 'avg' over patches alone, 'map' over all tokens."
     )

@@ -34,7 +34,7 @@ def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in renamed if name.endswith(".attn.q_proj.weight")]:
         prefix = name.removesuffix("q_proj.weight")
         renamed[f"{prefix}qkv.weight"] = torch.cat([renamed.pop(f"{prefix}{part}_proj.weight") for part in "qkv"])
-        for part in "qv":  # keys have no bias, see `_complete`
+        for part in "qv":  # keys have no bias, see `_complete_biases` of timm.py
             bias = renamed.pop(f"{prefix}{part}_proj.bias", None)
             renamed |= {} if bias is None else {f"{prefix}{part}_bias": bias}
     return renamed
