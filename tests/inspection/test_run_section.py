@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,15 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     assert 0 < len(section.mistakes) <= 24
     captions = [image.caption for image in section.mistakes]
     assert not [caption for caption in captions if re.match(r"predicted (.)\n.*\nlabel \1", caption)]
-    confidences = [int(re.findall(r"(\d+)% sure", caption)[0]) for caption in captions]
-    assert confidences == sorted(confidences, reverse=True)
+
+
+def test_the_most_confident_mistakes_come_first(run: Path) -> None:
+    read = Run.read(run)
+    confidences = np.linspace(0, 1, len(read.test.labels), dtype=np.float32)
+    mistakes = run_section(replace(read, test=replace(read.test, confidences=confidences))).mistakes
+    assert mistakes is not None
+    shown = [int(re.findall(r"(\d+)% sure", image.caption)[0]) for image in mistakes]
+    assert shown == [round(100 * c) for c in sorted(confidences[~read.test.correct].tolist(), reverse=True)[:24]]
 
 
 def test_mistakes_beside_their_attention(run: Path) -> None:
