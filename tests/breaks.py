@@ -202,6 +202,16 @@ studies/statistics.py: A study claims to show a difference whose interval holds 
 + return "supported" if self.mean > 0 else "contradicted" if self.high < relevant else "inconclusive"
 pytest studies/test_statistics.py -k interval
 
+train/loop.py: The learning rate of a run that its time budget has shortened does not reach the end of its decay.
+- lr = learning_rate(config.optim, run.schedule.position(state.step), run.schedule.planned)
++ lr = learning_rate(config.optim, state.step, run.schedule.planned)
+pytest train/test_loop.py -k resumed_run_keeps
+
+finetuning/job_clock.py: A resumed job decides anew what its time budget leaves out.
+- self.decisions = dict(saved.get("decisions", {}))
++ self.decisions = {}
+pytest finetuning/test_job_clock.py -k sweep_is_the_final
+
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = work * 1e18 / (flops * count)
 + seconds = work * 1e18 / flops
