@@ -38,7 +38,7 @@ from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
-PARTS, MIN_PART, PART_SECONDS = 8, 64, 10.0
+PARTS, MIN_PART, PART_SECONDS = 8, 64, 5.0
 """With a budget, the training images pass through the model in parts, each with its share of every class. The head is
 fitted to the parts that there was time for. A part has at least MIN_PART images and takes PART_SECONDS."""
 
