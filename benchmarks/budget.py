@@ -4,9 +4,9 @@
     python benchmarks/finetune_peers.py DATA --prepare IMAGES
     python benchmarks/budget.py DATA S14 --out budget.jsonl
 
-Each job is a process of its own with an empty cache; its time is that of the process. `busy`: at a random moment, drawn
-by the name of the job, as many processes as there are cores begin to compute, until the job ends. Rows that FILE has
-are not run again.
+Each job is a process of its own with an empty cache; its time is the duration of the process. `busy`: at a random
+moment, drawn by the name of the job, as many processes as there are cores begin to compute, until the job ends. Rows
+that FILE has are not run again.
 """
 
 import dataclasses

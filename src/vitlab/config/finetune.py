@@ -38,9 +38,9 @@ class FinetuneConfig(TrainConfig):
     found a little less robust than replacing the whole head, as None does (App. B.1.1)."""
     head: Literal["least_squares"] | None = None
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
-    representations (Sec. 4.1). That is tested by itself first, then fine-tuned (LP-FT, Kumar et al. 2022); by the loss
-    on the held-out split, the result is the one, the other, or an average of their weights (WiSE-FT, Wortsman et al.
-    2022)."""
+    representations (Sec. 4.1), which is then fine-tuned (LP-FT, Kumar et al. 2022). By the loss on the held-out split,
+    the result is the one, the other, or an average of their weights (WiSE-FT, Wortsman et al. 2022). The classifier is
+    also tested by itself."""
     alpha: Annotated[float, Gt(0), Le(1)] | None = None
     """Weight of the fine-tuned model in that average where no `learning_rates` are tried; None takes 0.25."""
     head_views: PositiveInt | None = None

@@ -133,12 +133,10 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = "all" if _is_custom(name) else "trainval"
-
-        def load_whole() -> Dataset:
-            return load_dataset(name, whole, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label)
-
-        dataset = leave_out(dataset, exclude, load_whole)
+        load = functools.partial(load_dataset, name, "all" if _is_custom(name) else "trainval", on_error="skip")
+        dataset = leave_out(
+            dataset, exclude, functools.partial(load, root=root, seed=seed, read=read, multi_label=multi_label)
+        )
     if _is_custom(name):
         warn_of_classes(dataset)
     return with_levels(dataset, levels).in_memory(on_error)

@@ -71,7 +71,7 @@ def _best_side(
     available: float,
     head_loss: HeadLoss,
 ) -> int:
-    """The image side of least `head_loss`, of COMPARED_SIZES; that of `largest` where the time does not suffice."""
+    """The image side of least `head_loss`, of COMPARED_SIZES; the side of `largest` where the time does not suffice."""
     compared: dict[int, FinetuneConfig] = {}
     for fraction in COMPARED_SIZES:
         config = min(task.sizes(), key=lambda config: abs(side(config) - fraction * side(largest)))

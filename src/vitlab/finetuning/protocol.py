@@ -63,8 +63,8 @@ def sweep_and_finetune(
     `interpolation` of position embeddings overrides the checkpoint's own. With `config.data.on_error="skip"`
     unreadable images are skipped and listed in the result. The same call resumes what was interrupted.
 
-    With `config.head` the least-squares head is tested first, in `workdir`/linear, and the runs start from it and are
-    averaged with it, if that helps on the held-out part; `workdir`/model is the better one.
+    With `config.head` the runs start from the least-squares head and are averaged with it, if that helps on the
+    held-out part; `workdir`/model is the better one. The head is also tested by itself, in `workdir`/linear.
     open_settings: what `resolve` chooses by checkpoint, images and device, or the plan of a `budget`: seconds from
     `started` (by `time.monotonic()`; default: now) to the end. config.json says why each has its value; an interrupted
     job keeps them. Raises UserError for bad settings or data, and for a folder with other settings.
@@ -91,19 +91,20 @@ def sweep_and_finetune(
         return Finetuned(
             config, job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons}), workdir
         )
+    return Finetuned(config, job.run_stages(workdir, lambda: _make_report(job, workdir, device)), workdir)
 
-    def make_report() -> bool:
-        if config.head is None:
-            return False
-        from vitlab.inspection.write_pages import report
 
-        if (kind := job.clock.report()) == "none":
-            log("no time left for the report; the same command makes it")  # `report` writes the model's card alone
-        if (note := report(workdir, device=device, kind=kind).get("note")) is not None:
-            log(note)
-        return note is None
+def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
+    """Makes the page and the model's card; returns whether both could be written. The paper's protocol has neither."""
+    if job.config.head is None:
+        return False
+    from vitlab.inspection.write_pages import report
 
-    return Finetuned(config, job.run_stages(workdir, make_report), workdir)
+    if (kind := job.clock.report()) == "none":
+        job.log("no time left for the report; the same command makes it")  # `report` writes the card alone
+    if (note := report(workdir, device=device, kind=kind).get("note")) is not None:
+        job.log(note)
+    return note is None
 
 
 def _resolve(

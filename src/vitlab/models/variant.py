@@ -100,7 +100,7 @@ NAMES = tuple(field.name for field in dataclasses.fields(Variant))
 
 
 def nested(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model, with those of its variant apart: earlier versions wrote them beside the others."""
+    """The settings of a model with its variant nested: earlier versions wrote all settings side by side."""
     variant = {name: model[name] for name in NAMES if name in model}
     if variant and "variant" in model:
         raise UserError(f"{', '.join(variant)} is given beside variant; give it in variant.")
@@ -109,7 +109,7 @@ def nested(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def all_settings(config: Any) -> dict[str, Any]:
-    """The settings of a model by name, with those of its variant beside the others."""
+    """All settings of a model by name, its variant's included."""
     settings = dict(vars(config))
     return settings | (vars(settings.pop("variant")) if "variant" in settings else {})
 

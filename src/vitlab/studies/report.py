@@ -164,8 +164,8 @@ def describe_runs(results: Results) -> str:
     if (fewshot := results.runs[0].run.config.fewshot) is not None:
         task = fewshot.dataset or "classes of the same data set that pre-training does not see"
         text += (
-            f" {' and '.join(map(str, fewshot.shots))}-shot accuracy is measured by least squares on the frozen "
-            f"representation (mean of {fewshot.seeds} draws), on {task}."
+            f" {' and '.join(map(str, fewshot.shots))}-shot accuracy is the mean of {fewshot.seeds} draws, by least "
+            f"squares on the frozen representation. Its data: {task}."
         )
     return text
 

@@ -184,7 +184,7 @@ def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list
 
 
 def choose_model(where: str, prefixes: list[str], given: str | None) -> str:
-    """The prefix that is given, the only one, or that of the model to evaluate."""
+    """The given prefix, the only one, or the prefix of the model to evaluate."""
     if given is not None:
         chosen = [prefix for prefix in prefixes if prefix.removesuffix(".") == given.removesuffix(".")]
     else:

@@ -199,7 +199,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
 
 
 def _resembled(tensors: Mapping[str, Tensor], width: int, patch: int, gates: int) -> list[str]:
-    """Architectures of which a bare file may be, by what the table says of them."""
+    """The architectures that a bare file may have, by the table."""
     names = ["vit_base_patch16_clip_224"] if "norm_pre.weight" in tensors else []
     if gates == 2 and width == 1536:
         names.append("vit_giant_patch14_dinov2")
@@ -281,7 +281,7 @@ def _infer_size(
         if len(squares) != 1:
             raise UserError(
                 f"the position table has {rows} rows, from which no image size follows (with {options} of them for "
-                f"other tokens){'' if image_hw is None else f', and not that of {image_hw} pixels'}; give the size of "
+                f"other tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of "
                 f"its training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args "
                 f"of a config.json."
             )
