@@ -201,7 +201,7 @@ def studies() -> list[dict[str, str]]:
 
 
 def training() -> list[dict[str, str]]:
-    rows = recorded("training", "Accuracy of the small recipes")
+    rows = recorded("training", "Training")
     return [{name: row[name] for name in ("recipe", "minutes", "mean")} for row in rows if row["minutes"]]
 
 
@@ -291,7 +291,7 @@ CLAIMS = (
         "Small ViTs train from scratch in minutes",
         "vitlab pretrain tiny-cifar10 --compile True",
         "Test accuracy over three seeds on two cores; `tiny-digits` was chosen with the test split in sight.",
-        "training.md#accuracy-of-the-small-recipes",
+        "training.md#training",
         training,
     ),
     Claim(

@@ -1,4 +1,4 @@
-"""The worked diffs of CONTRIBUTING.md apply to this source, and the source then has what they add."""
+"""CONTRIBUTING.md, whose worked diffs apply to this source, and CITATION.cff."""
 
 import gzip
 import json
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -43,3 +44,9 @@ def test_the_diffs_apply(tmp_path: Path) -> None:
     parameters = re.search(r'\+ +"ViT-g/14": ([\d_]+),', diffs[1])
     assert parameters
     assert json.loads(ended.stdout) == [int(parameters[1]), "CC BY-SA 4.0", 2, "wo"]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert {f"version: {project['version']}", f"license: {project['license']}"} <= set(lines)
