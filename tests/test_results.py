@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[1]
 def test_page_of_results_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "benchmarks" / "results_page.py"), run_name="__main__")
     page = capsys.readouterr().out
-    assert page == (ROOT / "docs" / "results.md").read_text(), "run `python benchmarks/results_page.py > docs/results.md`"
+    assert page == (ROOT / "docs" / "results.md").read_text(), (
+        "run `python benchmarks/results_page.py > docs/results.md`"
+    )
     claims = page.split("\n## ")[1:]
     assert claims
     assert all("[Record](records/" in claim and "\n| ---" in claim for claim in claims)
