@@ -1,5 +1,6 @@
-"""docs/results.md is what its script writes from the records."""
+"""docs/results.md is what its script writes from the records; the pages that the source names are there."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -17,3 +18,13 @@ def test_page_of_results_is_generated(capsys: pytest.CaptureFixture[str]) -> Non
     claims = page.split("\n## ")[1:]
     assert claims
     assert all("[Record](records/" in claim and "\n| ---" in claim for claim in claims)
+
+
+def test_pages_that_the_source_names_are_there() -> None:
+    named = [
+        (path, page)
+        for path in (ROOT / "src").rglob("*.py")
+        for page in re.findall(r"\bdocs/[\w/]+\.md", path.read_text())
+    ]
+    assert named
+    assert [(path.name, page) for path, page in named if not (ROOT / page).is_file()] == []
