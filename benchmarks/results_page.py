@@ -227,7 +227,8 @@ CLAIMS = (
     Claim(
         "It computes what Google's code, timm and Hugging Face compute",
         "python -m pytest tests/weights tests/train/test_optim.py",
-        "Largest error over the rms of the outputs, in float32 and mostly with random weights: rounding, but for torchvision's resizing.",
+        "Largest error over the rms of the outputs, in float32 and mostly with random weights: rounding, but for "
+        "torchvision's resizing.",
         "equality.md#equality-with-googles-code",
         equality,
     ),
