@@ -187,7 +187,7 @@ def duplicates() -> list[dict[str, str]]:
     return table
 
 
-def studies() -> list[dict[str, str]]:
+def studies() -> list[dict[str, Any]]:
     of = {verdict: collections.Counter[str]() for verdict in VERDICTS}
     for path in sorted(DOCS.glob("studies/*/study.json")):
         for claim in json.loads(path.read_text())["claims"]:
