@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_files import paths_of, pixels_of, put
 
-from vitlab.data.dataset import Dataset, Labels, digest_images, read_arrays
+from vitlab.data.dataset import Dataset, Labels, read_arrays
 from vitlab.data.decode import Entry, ImageError
+from vitlab.data.identity import digest_images
 from vitlab.data.registry import load_dataset
 from vitlab.data.splits import stratified_split, stratified_subset
 from vitlab.io import write_arrays

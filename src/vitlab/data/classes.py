@@ -19,19 +19,21 @@ from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.io import open_regular
 
-logger = logging.getLogger(__name__)
-
-_NUMBER = re.compile("([0-9]+)")
+MAX_CLASSES = 2**20
+"""Most classes without names: a larger label is a mistake."""
 HASHED_END = 2**12
 """Bytes at the end of files of one size, which differ wherever compressed images do."""
+_DIGITS = re.compile("([0-9]+)")
+
+logger = logging.getLogger(__name__)
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """The names sorted: numbers in them by value (2 before 10), all else by code point, in NFC, as `sorted` does."""
 
     def key(name: str) -> tuple[list[Any], str]:
-        # Text and numbers in turn, so that only like is compared with like.
-        parts: list[Any] = _NUMBER.split(canonical(name))
+        # Text and numbers alternate. A number is compared by its count of digits, then by these.
+        parts: list[Any] = _DIGITS.split(canonical(name))
         parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
         return parts, name
 
@@ -41,6 +43,13 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
 def canonical(name: str) -> str:
     """The form in which names are compared (NFC): macOS stores an umlaut as two characters, other systems as one."""
     return unicodedata.normalize("NFC", name)
+
+
+def numbered_classes(top: int, where: str) -> tuple[str, ...]:
+    """Names for numbered classes, "0" to `top`; `where` is for messages. Raises UserError for too many."""
+    if top >= MAX_CLASSES:
+        raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
+    return tuple(str(i) for i in range(top + 1))
 
 
 def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:

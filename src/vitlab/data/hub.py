@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.data.classes import canonical, natural_order
-from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
+from vitlab.data.classes import canonical, natural_order, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.splits import warn_once

@@ -166,7 +166,7 @@ def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], lef
     sets = Labels.of_lists([labels for _, labels in images])
     entries, labels = [entry for entry, _ in images], sets.first_labels
     dataset = Dataset(name, "test", NUMBERS, labels, entries=entries, left_out=left_out)
-    return dataclasses.replace(dataset, label_sets=sets, alternatives=True)
+    return dataclasses.replace(dataset, label_sets=sets, labels_are_alternatives=True)
 
 
 def _val_images(val: Path, allow_missing: bool) -> dict[int, Entry]:

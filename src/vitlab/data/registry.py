@@ -13,11 +13,11 @@ import numpy as np
 
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import keep_classes, warn_of_classes
-from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
-from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
+from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, quoted
 from vitlab.settings import nearest
@@ -139,7 +139,7 @@ def load_dataset(
         )
     if _is_custom(name):
         warn_of_classes(dataset)
-    return with_levels(dataset, levels).in_memory(on_error)
+    return with_levels(dataset, levels).read_if_small(on_error)
 
 
 def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:

@@ -106,7 +106,7 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
 class RemoteEntries(ShardEntries):
     """Images in the tars of an address; a tar is downloaded when it is first needed."""
 
-    local = False
+    is_local = False
 
     def __init__(self, locations: Locations, cache: ShardCache) -> None:
         super().__init__(cache.base, locations)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.data.classes import MAX_CLASSES, numbered_classes
 from vitlab.data.contents import report_ignored
-from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.limits import MAX_IMAGE_BYTES

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import Dataset
-from vitlab.data.decode import Entry
+from vitlab.data.dataset import Dataset, with_image_names
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.rng import Stream, philox
 
@@ -110,15 +109,6 @@ def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     order, rank = _shuffled_ranks(strata, seed, Stream.SUBSET)
     counts = np.maximum(np.rint(fraction * np.bincount(strata)), 1)
     return dataset.take(np.sort(order[rank < counts[strata[order]]]))
-
-
-def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
-    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
-    image has the same name in every subset."""
-    if dataset.entries:
-        return dataset
-    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 def group_by(dataset: Dataset, pattern: str) -> Dataset:

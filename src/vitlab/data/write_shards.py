@@ -27,8 +27,9 @@ from PIL import Image
 
 from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
-from vitlab.data.dataset import Dataset, digest_images
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
+from vitlab.data.identity import digest_images
 from vitlab.data.levels import warn_of_lost_bits
 from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations

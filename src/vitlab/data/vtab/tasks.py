@@ -19,10 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
-from vitlab.data.splits import with_image_names
 from vitlab.data.vtab import readers, structured
 from vitlab.data.vtab.sources import SOURCES, Source, locate
 from vitlab.errors import UserError
