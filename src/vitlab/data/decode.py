@@ -16,14 +16,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from vitlab.data.limits import (
-    MAX_IMAGE_BYTES,
-    MAX_PIXELS,
-    MAX_PPM_HEADER,
-    content_refusal,
-    overlapping_tags,
-    size_refusal,
-)
+from vitlab.data import limits
 from vitlab.errors import UserError, quoted
 from vitlab.io import open_regular, read_regular
 
@@ -85,7 +78,7 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
     """`size` bytes of a regular file from `offset` on, by default all. Raises `ImageError`."""
     try:
         if size < 0:
-            return read_regular(path, MAX_IMAGE_BYTES)[offset:]
+            return read_regular(path, limits.MAX_IMAGE_BYTES)[offset:]
         with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
@@ -97,16 +90,16 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels 
     """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
-    if refusal := content_refusal(data):
+    if refusal := limits.content_refusal(data):
         raise ImageError(path, refusal)
     _register_plugins()
     try:
         if data[:1] == b"P":  # Pillow reads the header of a PPM byte by byte, and a comment may be of any length
-            Image.open(io.BytesIO(data[:MAX_PPM_HEADER]), formats=("PPM",)).close()
+            Image.open(io.BytesIO(data[: limits.MAX_PPM_HEADER]), formats=("PPM",)).close()
         with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
             tags = getattr(image, "tag_v2", {})
             tile = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)  # of a TIFF: decoded as a whole
-            if refusal := size_refusal(*image.size, len(data)) or size_refusal(*tile, len(data)):
+            if refusal := limits.size_refusal(*image.size, len(data)) or limits.size_refusal(*tile, len(data)):
                 raise ImageError(path, refusal)
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
@@ -118,7 +111,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels 
         hint = f"; {INSTALL}" if data[4:8] == b"ftyp" and UNREADABLE_SUFFIXES else ""
         raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)}){hint}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"more than the {MAX_PIXELS:,} pixels allowed: {error}") from None
+        raise ImageError(path, f"more than the {limits.MAX_PIXELS:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
@@ -171,7 +164,7 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
     try:
         profile = image.info.get("Raw profile type exif", "")  # in hexadecimal, of a PNG by ImageMagick
-        if overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
+        if limits.overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
             return image
         return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except _EXIF_ERRORS:
@@ -241,14 +234,14 @@ class Jpeg(NamedTuple):
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:
     """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
-    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or content_refusal(data):
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or limits.content_refusal(data):
         return None
     try:
         *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
-    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not size_refusal(width, height, len(data))
+    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not limits.size_refusal(width, height, len(data))
     return Jpeg(data, path, height, width) if plain and _is_upright(data) else None
 
 

@@ -103,10 +103,7 @@ def read_url(url: str, limit: int, required: bool = True) -> bytes | None:
 
 
 def retry(
-    url: str,
-    operation: Callable[[Any, str], Any],
-    cancelled: threading.Event | None = None,
-    required: bool = True,
+    url: str, operation: Callable[[Any, str], Any], cancelled: threading.Event | None = None, required: bool = True
 ) -> Any:
     """The result of `operation(filesystem, path)`, tried TRIES times unless the error is permanent.
 

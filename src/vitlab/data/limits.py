@@ -43,37 +43,35 @@ def size_refusal(width: int, height: int, num_bytes: int) -> str | None:
 
 def content_refusal(data: bytes) -> str | None:
     """The reason to refuse a file that takes too long or too much memory whatever its size; None to accept it."""
+    tags, too_many_parts = data, f"more than {MAX_PARTS:,} chunks or segments: save it again"
     if data.startswith(b"\x89PNG"):
-        return _png_refusal(data)
-    if data.startswith(b"\xff\xd8\xff"):
-        return _jpeg_refusal(data)
-    if data[:2] in (b"P1", b"P2", b"P3"):  # a PPM in text
-        too_many = data.count(b"#") > MAX_COMMENTS
-        return f"more than {MAX_COMMENTS} comments: save it again" if too_many else None
-    return _tags_refusal(data)
+        chunks, profiles = _count_png_chunks(data)
+        if profiles > MAX_PROFILES:
+            return f"{profiles:,} color profiles; a PNG has one: save it again"
+        if chunks > MAX_PARTS:
+            return too_many_parts
+    elif data.startswith(b"\xff\xd8\xff"):
+        segments, scans, tags = _read_jpeg_segments(data)
+        if segments > MAX_PARTS:
+            return too_many_parts
+        if scans > MAX_SCANS:
+            return f"{scans:,} scans; a JPEG has at most {MAX_SCANS}: save it again"
+    elif data[:2] in (b"P1", b"P2", b"P3") and data.count(b"#") > MAX_COMMENTS:
+        return f"more than {MAX_COMMENTS} comments: save it again"
+    return "corrupt: its tags claim many times the bytes that it has" if overlapping_tags(tags) else None
 
 
-def _png_refusal(data: bytes) -> str | None:
+def _count_png_chunks(data: bytes) -> tuple[int, int]:
+    """The number of chunks, or MAX_PARTS + 1, and of color profiles among them."""
     start, chunks, profiles = 8, 0, 0
     while start < len(data) and chunks <= MAX_PARTS:
         profiles += data[start + 4 : start + 8] == b"iCCP"
         start += 12 + int.from_bytes(data[start : start + 4], "big")
         chunks += 1
-    if profiles > MAX_PROFILES:
-        return f"{profiles:,} color profiles; a PNG has one: save it again"
-    return _parts_refusal(chunks)
+    return chunks, profiles
 
 
-def _jpeg_refusal(data: bytes) -> str | None:
-    segments, scans, exif = _jpeg_segments(data)
-    if refusal := _parts_refusal(segments):
-        return refusal
-    if scans > MAX_SCANS:
-        return f"{scans:,} scans; a JPEG has at most {MAX_SCANS}: save it again"
-    return _tags_refusal(exif)
-
-
-def _jpeg_segments(data: bytes) -> tuple[int, int, bytes]:
+def _read_jpeg_segments(data: bytes) -> tuple[int, int, bytes]:
     """The number of segments before the first scan; of scans, or 1 where there cannot be several; and the EXIF block,
     whose segments Pillow joins."""
     start, segments, components, progressive, exif = 2, 0, 0, False, b""
@@ -93,14 +91,6 @@ def _jpeg_segments(data: bytes) -> tuple[int, int, bytes]:
             exif += data[start + 10 : end]
         start = end
     return segments, 0, exif
-
-
-def _parts_refusal(parts: int) -> str | None:
-    return f"more than {MAX_PARTS:,} chunks or segments: save it again" if parts > MAX_PARTS else None
-
-
-def _tags_refusal(block: bytes) -> str | None:
-    return "corrupt: its tags claim many times the bytes that it has" if overlapping_tags(block) else None
 
 
 def overlapping_tags(block: bytes) -> bool:

@@ -218,9 +218,6 @@ def _is_address(path: str) -> bool:
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
 
 
-# ------------------------------------------------------------------------------------------------ splits
-
-
 def _is_custom(name: str) -> bool:
     kind, _, path = name.partition(":")
     return kind in CUSTOM and path != ""

@@ -34,9 +34,6 @@ CACHE_LIMIT = "VITLAB_SHARD_CACHE_GB"
 """The variable that limits the cached shards of a data set, in gigabytes; default: no limit."""
 
 
-# ------------------------------------------------------------------------------------------------- the cache
-
-
 class ShardCache:
     """The files of the data set at the address `base`, cached in `folder`.
 
@@ -81,9 +78,6 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
     while True:
         with suppress(FileNotFoundError):  # another process removed it just now
             return OpenFile(str(cache.fetch(name)))
-
-
-# ------------------------------------------------------------------------------------------------- the order
 
 
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -151,9 +145,6 @@ class RemoteEntries(ShardEntries):
         finally:
             cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-# ------------------------------------------------------------------------------------------------ data sets
 
 
 def remote_splits(address: str, name: str, cache: Path) -> SplitReader:

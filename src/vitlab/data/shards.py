@@ -21,16 +21,7 @@ from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.limits import MAX_IMAGE_BYTES
-from vitlab.data.shard_index import (
-    CLASSES,
-    INDEX,
-    File,
-    Locations,
-    ShardIndex,
-    class_names,
-    read_index,
-    read_locations,
-)
+from vitlab.data.shard_index import CLASSES, INDEX, File, Locations, ShardIndex, class_names, read_index, read_locations
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import open_regular
@@ -90,9 +81,6 @@ class ShardEntries(Entries):
     def read_at(self, file: str, offset: int, size: int) -> bytes:
         """Bytes of the tar `file`, which stays open. Safe in several threads and after a fork."""
         return _opened(file).read(offset, size)
-
-
-# ------------------------------------------------------------------------------------------------ data sets
 
 
 def shard_splits(path: Path, name: str) -> SplitReader:
@@ -159,9 +147,6 @@ def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) ->
             f"data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
         )
     return read_locations(arrays, [file.file for file in files])
-
-
-# -------------------------------------------------------------------------------------------------- scanning
 
 
 def scan(tars: Sequence[Path]) -> tuple[Locations, Labels]:

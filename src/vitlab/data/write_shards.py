@@ -239,9 +239,6 @@ def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     return existing
 
 
-# ------------------------------------------------------------------------------------------ finished data sets
-
-
 def summary(folder: Path) -> dict[str, Any]:
     """The images, tars, bytes and unreadable images of each split of a finished data set, and its settings."""
     index = read_index(folder / INDEX)
