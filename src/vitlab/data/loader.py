@@ -26,8 +26,10 @@ from torch.utils.data import DataLoader
 
 from vitlab.data.dataset import BatchIndices, Dataset, Entries
 from vitlab.data.decode import ImageError
-from vitlab.data.transforms import EvalTransform, Images, TrainTransform, pair, to_device, to_range
+from vitlab.data.resize import to_device
+from vitlab.data.transforms import EvalTransform, Images, TrainTransform, to_range
 from vitlab.errors import UserError
+from vitlab.preprocessing import pair
 from vitlab.ranks import MAX_RANKS, rank_number
 from vitlab.rng import Stream, example_uniforms, philox
 
