@@ -53,10 +53,8 @@ def numbered_classes(top: int, where: str) -> tuple[str, ...]:
 
 
 def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
-    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them.
-
-    A number is an index, unless names of classes are numbers: then it is a name. Raises UserError.
-    """
+    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them. A
+    number is an index, unless names of classes are numbers: then it is a name. Raises UserError."""
     names_are_numbers = any(name.isdecimal() for name in dataset.classes)
     index_of: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
     if not names_are_numbers:

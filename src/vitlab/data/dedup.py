@@ -42,16 +42,13 @@ View = tuple[bool, np.ndarray, np.ndarray]
 
 
 class Pair(NamedTuple):
-    """Images `train` and `test` (indices in their sets), `distance` apart, their hashes by `bits` of 64.
-
-    flipped: whether one is the other mirrored.
-    """
+    """A training image and a test image that look alike, by their indices."""
 
     train: int
     test: int
     distance: float
-    bits: int
-    flipped: bool
+    bits: int  # of 64 that differ in their hashes
+    flipped: bool  # whether one is the other mirrored
 
 
 class Omitted(NamedTuple):
@@ -72,10 +69,8 @@ class Duplicates(NamedTuple):
 def find_duplicates(
     train: Dataset, test: Dataset, *, limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Duplicates:
-    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
-
-    Raises UserError if a shard has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms.
-    """
+    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`. Raises UserError if a shard
+    has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms."""
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
     parts = list(_read_thumbnails(test, "test", test_omitted))
     test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
@@ -180,10 +175,8 @@ def hashes(values: Float[np.ndarray, "2 N 64"]) -> UInt64[np.ndarray, "2 N"]:
 def candidates(
     train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]
 ) -> tuple[Indices, Indices, UInt8[np.ndarray, " n"]]:
-    """Pairs (index in train, index in test, bits that differ) with hashes that differ in at most RADIUS bits.
-
-    Every pair is compared, in blocks that stay in the processor's cache.
-    """
+    """Pairs (index in train, index in test, bits that differ) with hashes that differ in at most RADIUS bits. Every
+    pair is compared, in blocks that stay in the processor's cache."""
     pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
     for first_train in range(0, train.shape[1], 8192):
         block = train[:, first_train : first_train + 8192]
@@ -200,10 +193,8 @@ def candidates(
 def correlated(
     train: Float[np.ndarray, "2 N 64"], test: Float[np.ndarray, "2 M 64"], train_indices: Indices, test_indices: Indices
 ) -> Bool[np.ndarray, " n"]:
-    """Which pairs of images remain: their lowest frequencies themselves, not only the signs, correlate.
-
-    It has a hundredth of the cost of `distances`.
-    """
+    """Which pairs of images remain: their lowest frequencies themselves, not only the signs, correlate. It has a
+    hundredth of the cost of `distances`."""
 
     def normalized(values: np.ndarray) -> np.ndarray:
         lowest = values[:, :, :NUM_FREQUENCIES]

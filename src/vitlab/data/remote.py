@@ -35,10 +35,8 @@ CACHE_LIMIT = "VITLAB_SHARD_CACHE_GB"
 
 
 class ShardCache:
-    """The files of the data set at the address `base`, cached in `folder`.
-
-    Several processes may share the folder. With CACHE_LIMIT the least recently used tars are removed.
-    """
+    """The files of the data set at the address `base`, cached in `folder`. Several processes may share the folder. With
+    CACHE_LIMIT the least recently used tars are removed."""
 
     def __init__(self, base: str, folder: Path, index: ShardIndex) -> None:
         self.base, self.folder, self.files = base, folder, index.files
@@ -148,10 +146,8 @@ class RemoteEntries(ShardEntries):
 
 
 def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
-    """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`.
-
-    For example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
-    """
+    """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`. For
+    example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`."""
     base = _pin(re.sub("^hub:", "hf://datasets/", address).rstrip("/"))
 
     # The rest of a larger file is cut off, which is then no valid JSON.

@@ -37,10 +37,8 @@ def resize_pillow(
 def resize_area(
     images: Float[Tensor, "B 3 H W"], size: tuple[int, int], window: Window | None = None
 ) -> Float[Tensor, "B 3 S T"]:
-    """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
-
-    window: the only part of the new image that is computed; default: all.
-    """
+    """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers. window: the only
+    part of the new image that is computed; default: all."""
     y, x, h, w = window or (0, 0, *size)
     axes = zip(images.shape[2:], size, (y, x), (h, w), strict=True)
     (rows, row_edges, row_scale), (columns, column_edges, column_scale) = (_area_edges(*axis) for axis in axes)

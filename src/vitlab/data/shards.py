@@ -117,10 +117,8 @@ def create_split(
     classes: tuple[str, ...],
     read_split: Callable[[str], tuple[ShardEntries, Labels]],
 ) -> Dataset:
-    """The Dataset of one of `splits`, which has several labels per image where train or the split has.
-
-    Without `classes` the number of classes is train's largest label + 1.
-    """
+    """The Dataset of one of `splits`, which has several labels per image where train or the split has. Without
+    `classes` the number of classes is train's largest label + 1."""
     entries, labels = read_split(split)
     if "train" not in splits and not classes:
         raise UserError(f"{name} has no train split, whose labels number the classes: write their names to {CLASSES}")

@@ -42,14 +42,12 @@ CIFAR100 = """
 
 
 class Published(NamedTuple):
-    """Images in a stable order, and for each the key of its example in TFDS.
-
-    read_pixels: reads the images of some indices, where all of them do not fit into memory; `dataset` has none then.
-    """
+    """Images in a stable order, and for each the key of its example in TFDS."""
 
     dataset: Dataset
     keys: list[str]
     read_pixels: Callable[[np.ndarray], np.ndarray] | None = None
+    """Reads the images of some indices, if not all fit into memory; `dataset` has none then."""
 
     def take(self, indices: np.ndarray) -> Dataset:
         """The images `indices`, in that order."""
@@ -124,10 +122,8 @@ def pets(folder: Path, split: str) -> Published:
 
 
 def sun397(folder: Path, split: str) -> Published:
-    """TFDS's random split, 70 / 10 / 20 %.
-
-    Deviation: the images are the originals, where TFDS scales them down to 120,000 pixels.
-    """
+    """TFDS's random split, 70 / 10 / 20 %. Deviation: the images are the originals, where TFDS scales them down to
+    120,000 pixels."""
     list_file = folder / SOURCES["sun397"].lists[split][0].rpartition("/")[2]
     keys = list_file.read_text().split()  # "/a/apartment_building/outdoor/sun_aaoljtcmbdcmpcfb.jpg"
     classes = [line[3:] for line in (folder / "ClassName.txt").read_text().split()]
@@ -222,10 +218,8 @@ def _resize_eye(image: np.ndarray, scale: float) -> np.ndarray:
 
 
 def diabetic_retinopathy(folder: Path, split: str) -> Published:
-    """Stages 0 to 4; validation and test are the public and the private part of the competition's test.
-
-    btgraham-300/ holds the images as `prepare_eye` returns them, each when it is first read.
-    """
+    """Stages 0 to 4; validation and test are the public and the private part of the competition's test. btgraham-300/
+    holds the images as `prepare_eye` returns them, each when it is first read."""
     file, part = ("trainLabels.csv", "train") if split == "train" else ("retinopathy_solution.csv", "test")
     usage = {"train": None, "validation": "Public", "test": "Private"}[split]
     with (folder / file).open(newline="") as lines:

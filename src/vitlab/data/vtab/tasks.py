@@ -170,10 +170,8 @@ def published_splits(name: str, root: Path | None, download: bool) -> SplitReade
 
 
 def read_published(name: str, root: Path, split: str, download: bool) -> readers.Published:
-    """A split of TFDS of the published data set of a task, or of `SOURCES`.
-
-    Raises UserError where it is missing, corrupt or another one.
-    """
+    """A split of TFDS of the published data set of a task, or of `SOURCES`. Raises UserError where it is missing,
+    corrupt or another one."""
     task = TASKS.get(name)
     source_name = task.source if task else name
     source = SOURCES[source_name]
