@@ -214,34 +214,31 @@ def correlated(
 
 
 def distances(
-    first: UInt8[np.ndarray, "N S S"],
-    second: UInt8[np.ndarray, "M S S"],
-    first_indices: Indices,
-    second_indices: Indices,
+    first: UInt8[np.ndarray, "N S S"], second: UInt8[np.ndarray, "M S S"], first_rows: Indices, second_rows: Indices
 ) -> Float[np.ndarray, " n"]:
-    """The distance of the thumbnails of each pair: 0 the same, 1.41 unrelated, 2 a negative.
+    """The distance of the thumbnails of pairs, given by their rows: 0 the same, 1.41 unrelated, 2 a negative.
 
     The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
     both are normalized to mean 0 and std 1, and the distance is the root of their mean squared difference.
     Infinite if the two already differ at a quarter or half of the resolution (`PYRAMID`).
     """
-    result = np.full(len(first_indices), np.inf, np.float32)
+    result = np.full(len(first_rows), np.inf, np.float32)
     for start in range(0, len(result), 2048):
         part = slice(start, start + 2048)
-        a = torch.from_numpy(first[first_indices[part]]).float()
-        b = torch.from_numpy(second[second_indices[part]]).float()
-        rows = torch.arange(start, start + len(a))
+        a = torch.from_numpy(first[first_rows[part]]).float()
+        b = torch.from_numpy(second[second_rows[part]]).float()
+        pairs = torch.arange(start, start + len(a))
         distance = torch.empty(0)
         warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)  # scale and shift of y, then of x; the middle is 0
         for side, steps, most in PYRAMID:
-            if not len(rows):
+            if not len(pairs):
                 break
             correlation, warp = _align(_shrink(a, side), _shrink(b, side), warp, steps)
             distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
             close = distance <= most
             a, b = a[close], b[close]
-            rows, warp, distance = rows[close], warp[close], distance[close]
-        result[rows.numpy()] = distance.numpy()
+            pairs, warp, distance = pairs[close], warp[close], distance[close]
+        result[pairs.numpy()] = distance.numpy()
     return result
 
 

@@ -15,9 +15,9 @@ from vitlab.data.contents import (
     contents_of,
     has_images,
     look_again,
-    no_images,
+    no_images_error,
     report_ignored,
-    require_no_dead_links,
+    require_no_broken_links,
     subfolders,
 )
 from vitlab.data.dataset import Dataset, SplitReader
@@ -170,9 +170,7 @@ def _report_nesting(root: Path, classes: Sequence[str]) -> None:
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     """The images of `PATH/CLASS/`, a folder for each of `classes`, up to Unicode's form; one that is missing is logged.
-
-    Raises UserError for class folders that are not among `classes`, hold no images, or have dead links.
-    """
+    Raises UserError for class folders that are not among `classes`, hold no images, or have dead links."""
     shown = quoted(str(path))
     folders = subfolders(path)
     present = {canonical(folder): folder for folder in folders}
@@ -190,10 +188,10 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
         logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), names)
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     by_class = {key: contents_of(path / folder) for key, folder in present.items()}
-    require_no_dead_links(path, [link for contents in by_class.values() for link in contents.dead])
+    require_no_broken_links(path, [link for contents in by_class.values() for link in contents.broken_links])
     for key, contents in by_class.items():
         if not contents.images:
-            raise no_images(path / present[key], contents.others)
+            raise no_images_error(path / present[key], contents.others)
         ignored += contents.others
     report_ignored(path, ignored)
     images = [by_class[key].images if key in by_class else [] for key in map(canonical, classes)]

@@ -91,7 +91,7 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
     begins = np.zeros(count)
     if count > window:
         begins[np.argsort(draws[:count], kind="stable")] = np.arange(count)
-    delay = (draws[count:] >> np.uint64(11)) * (window * 2.0**-53)
+    delay = (draws[count:] >> np.uint64(11)) * (window * 2.0**-53)  # 53 random bits each: uniform in [0, window)
     return np.argsort(begins[number] + delay, kind="stable").astype(np.int64)
 
 

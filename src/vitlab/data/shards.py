@@ -10,7 +10,7 @@ import functools
 import os
 import tarfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +127,8 @@ def create_split(
         raise UserError(f"no image of {name}, train, has a label: write the labels, or the class names to {CLASSES}")
     classes = classes or numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max(initial=-1)) >= len(classes):
-        path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
-        raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
+        index = int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1
+        raise UserError(f"{entries[index].path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
     sets = labels if labels.is_multi_label or train.is_multi_label else None
     return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=entries.folder)
 
@@ -175,12 +175,7 @@ def _scan_tar(
     labels: dict[str, dict[str, list[int]]] = {"cls": {}, "labels.json": {}}
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            while member := tar.next():
-                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
-                if member.size < 0:  # the next header would be this one, for ever
-                    raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes by its header")
-                if not member.isfile():
-                    continue
+            for member in _files_in(tar):
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
                 key = folder + slash + stem
@@ -206,6 +201,15 @@ def _scan_tar(
     except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:  # invalid numbers in headers
         raise UserError(f"the shard {path} is corrupt or truncated ({error}): get or write it again") from error
     return images, labels["cls"] | labels["labels.json"]
+
+
+def _files_in(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while member := tar.next():
+        tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
+        if member.size < 0:  # the next header would be this one, for ever
+            raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes by its header")
+        if member.isfile():
+            yield member
 
 
 def _parse_labels(text: bytes, path: str) -> list[int]:

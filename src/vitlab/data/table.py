@@ -296,10 +296,8 @@ def _likely_separator(labels: Collection[str]) -> str:
 
 
 def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
-    """`rows`; if none of their files is where it should be, with files of the same name below the folder.
-
-    The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
-    """
+    """`rows`; if none of their files is where it should be, with files of the same name below the folder. The name may
+    lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit."""
     rows = _in_the_form_on_disk(rows, folder)
     if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
         return rows

@@ -255,9 +255,6 @@ def of_pixels(pixels: np.ndarray | None, labels: ArrayLike, classes: Sequence[st
     return Published(dataset, [f"{prefix}{i}" for i in range(len(dataset))])
 
 
-# ------------------------------------------------------------------------------------------ files of pixels
-
-
 def read_idx(path: Path) -> np.ndarray:
     """An idx file of bytes, or PATH.gz: two zeros, type 8, number of axes; the axes' sizes, big-endian; the data."""
     data = path.read_bytes() if path.is_file() else gzip.decompress(Path(f"{path}.gz").read_bytes())

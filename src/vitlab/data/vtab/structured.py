@@ -249,9 +249,6 @@ def _norb_matrix(path: Path) -> np.ndarray:
         return np.frombuffer(file.read(), NORB_TYPES[magic]).reshape(sizes)
 
 
-# --------------------------------------------------------------------------------------------------- helpers
-
-
 def _bins(values: Sequence[float], thresholds: tuple[float, ...]) -> np.ndarray:
     """How many thresholds lie below each value."""
     return np.searchsorted(np.array(thresholds, np.float32), np.array(values, np.float32), side="left")
