@@ -43,7 +43,8 @@ def size_refusal(width: int, height: int, num_bytes: int) -> str | None:
 
 def content_refusal(data: bytes) -> str | None:
     """The reason to refuse a file that takes too long or too much memory whatever its size; None to accept it."""
-    tags, too_many_parts = data, f"more than {MAX_PARTS:,} chunks or segments: save it again"
+    too_many_parts = f"more than {MAX_PARTS:,} chunks or segments: save it again"
+    tags = data  # of a TIFF; other formats have none there
     if data.startswith(b"\x89PNG"):
         chunks, profiles = _count_png_chunks(data)
         if profiles > MAX_PROFILES:

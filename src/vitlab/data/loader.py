@@ -63,18 +63,15 @@ def num_workers(requested: int | None, device: torch.device) -> int:
 
 @dataclasses.dataclass
 class Batch:
-    """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
-
-    targets: all labels of each image, if the set has several; `labels` is the first of them. uniforms: random
-    numbers in [0, 1), a function of seed, epoch and index.
-    """
+    """Images in [-1, 1], their labels, and their indices in the set."""
 
     images: Float[Tensor, "B 3 H W"]
-    labels: Int64[Tensor, " B"]
+    labels: Int64[Tensor, " B"]  # the first ones, if the set has several
     indices: Int64[Tensor, " n"]
-    skipped: int = 0
-    targets: Bool[Tensor, "B K"] | None = None
+    skipped: int = 0  # images of the batch that could not be read
+    targets: Bool[Tensor, "B K"] | None = None  # all labels of each image, if the set has several
     uniforms: Float64[Tensor, "B d"] | None = None
+    """Random numbers in [0, 1), a function of seed, epoch and index."""
 
 
 def epoch_order(dataset: Dataset, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -210,10 +207,11 @@ class _ChunkDataset:
         """The images `indices`; the errors of those that cannot be read are added to `failures`."""
         if self.pixels is not None:
             return self.pixels[to_device(indices, self.pixels.device)]
-        encoded, images = isinstance(self.transform, TrainTransform), []
+        dataset, images = self.dataset, []
+        keep_encoded = isinstance(self.transform, TrainTransform)
         for i in indices.tolist():
             try:
-                images.append(self.dataset.entries[i].open(self.dataset.levels) if encoded else self.dataset.image(i))
+                images.append(dataset.entries[i].open(dataset.levels) if keep_encoded else dataset.image(i))
             except ImageError as error:
                 failures[i] = error
         return images

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from jaxtyping import Int, Int64
 
 from vitlab.data.dataset import Dataset, with_image_names
 from vitlab.errors import UserError, first_ten, quoted
@@ -17,10 +16,8 @@ from vitlab.rng import Stream, philox
 logger = logging.getLogger(__name__)
 
 
-def _shuffled_ranks(
-    labels: Int[np.ndarray, " n"], seed: int, stream: Stream
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
+def _shuffled_ranks(labels: np.ndarray, seed: int, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class: int64 [n]."""
     order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
     counts = np.bincount(labels)
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -117,7 +117,8 @@ def pets(folder: Path, split: str) -> Published:
     rows = [line.split() for line in list_file.read_text().splitlines()]
     breeds = {int(label): name.rpartition("_")[0] for name, label, _, _ in rows}
     keys = [f"{name}.jpg" for name, *_ in rows]
-    names, classes = [breeds[int(row[1])] for row in rows], [breeds[label] for label in sorted(breeds)]
+    names = [breeds[int(label)] for _, label, _, _ in rows]
+    classes = [breeds[label] for label in sorted(breeds)]
     return of_classes([folder / "images" / key for key in keys], names, keys, classes)
 
 
@@ -150,9 +151,8 @@ def patch_camelyon(folder: Path, split: str) -> Published:
 def eurosat(folder: Path, split: str) -> Published:
     """The RGB version in folders of the classes; no split is published."""
     files = sorted(folder.glob("[!.]*/*.jpg"), key=lambda file: (file.parent.name, file.name))
-    return of_classes(
-        files, [file.parent.name for file in files], [f"{file.parent.name}_{file.name}" for file in files]
-    )
+    names = [file.parent.name for file in files]
+    return of_classes(files, names, [f"{file.parent.name}_{file.name}" for file in files])
 
 
 resisc45 = eurosat
@@ -177,7 +177,8 @@ class EyeEntry(Entry):
     def read(self, levels: Levels | None = None) -> np.ndarray:
         prepared = Path(self.file)
         if not prepared.is_file():
-            original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
+            original = prepared.parents[2] / prepared.parent.name / prepared.name
+            buffer = io.BytesIO()
             Image.fromarray(prepare_eye(decode_image(original))).save(buffer, "JPEG", quality=EYE_QUALITY)
             try:
                 write_bytes(prepared, buffer.getvalue(), clear=False)  # several workers may make the same image

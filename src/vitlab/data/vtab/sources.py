@@ -85,7 +85,8 @@ def _download_and_unpack(files: Sequence[Sequence[str]], folder: Path, is_missin
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
-        missing, interrupted = is_missing(), _unpacking(folder)
+        missing = is_missing()
+        interrupted = _unpacking(folder)
         for url, digest in files:
             archive = folder / url.rpartition("/")[2]
             if missing or archive.name == interrupted:
