@@ -20,8 +20,8 @@ from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns
 from vitlab.errors import UserError, first_ten, quoted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
-_NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # in no path; half a character cannot be written
+_SPLIT_OF_IS_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
+_NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # a zero is in no path; half a character cannot be written
 
 
 class Row(NamedTuple):
@@ -66,15 +66,20 @@ def metadata_splits(
     if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
     rows = [row for split, folder in folders for row in _read_rows(tables[folder], split, read)]
+    _warn_of_unread(tables, rows)
+    return _splits(rows, path, name, multi_label)
+
+
+def _warn_of_unread(tables: Mapping[Path, Path], rows: Sequence[Row]) -> None:
+    """Logs class folders and images that the metadata of their folder does not list; `tables`: folder -> metadata."""
     listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
     for folder, table in tables.items():
+        file = quoted(str(table))
         classes = [inner for inner in subfolders(folder) if inner.lower() not in SPLIT_OF]
         if len(classes) > 1:
-            file = quoted(str(table))
             warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
         if unlisted := [f for f in images_below(folder) if os.path.abspath(f) not in listed]:  # noqa: PTH100
-            warn_once(f"{quoted(str(table))} lists no label of {len(unlisted)} images: {first_ten(unlisted)}")
-    return _splits(rows, path, name, multi_label)
+            warn_once(f"{file} lists no label of {len(unlisted)} images: {first_ten(unlisted)}")
 
 
 def _folders_with_metadata(root: Path) -> list[Path]:
@@ -97,6 +102,7 @@ def _labeled_metadata(folder: Path) -> Path | None:
 
 
 def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
+    """The splits of these images. Their classes are the labels in train, or all labels without train."""
     rows = _without_repetitions(_in_one_form(rows), name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
     class_rows = [row for row in rows if row.split == "train"] or rows
@@ -218,7 +224,7 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
         if test_fold is not None:
             raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
-        return _VALID if column.lower() == "is_valid" else SPLIT_OF
+        return _SPLIT_OF_IS_VALID if column.lower() == "is_valid" else SPLIT_OF
     folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
     test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
     present = ", ".join(map(str, sorted(set(folds.values()))))
