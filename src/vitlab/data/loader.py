@@ -198,7 +198,7 @@ class _ChunkDataset:
         try:
             return self._transform(images, epochs, indices)
         except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
-            failures |= {i: error for i in indices.tolist() if self.dataset.path(i) == error.path}
+            failures.update({i: error for i in indices.tolist() if self.dataset.path(i) == error.path})
             if len(failures) == known:
                 raise
             return None

@@ -155,7 +155,7 @@ def check_source(name: str, root: Root = None) -> None:
     if path and (kind in ("hub", "vtab") or (kind == "shards" and _is_address(path))):
         return
     if path and kind in _CONTENT:
-        _check_path(_resolve(path, root), "file" if kind == "csv" else "folder", _CONTENT[kind])
+        _require_path(_resolve(path, root), "file" if kind == "csv" else "folder", _CONTENT[kind])
     elif name not in DATASETS or not DATASETS[name].reader:
         hints = [f"unknown data set {name!r}"]
         if _resolve(name, root).is_file():
@@ -165,7 +165,7 @@ def check_source(name: str, root: Root = None) -> None:
         raise UserError("; ".join([*hints, nearest(name, DATASETS)]) + ". `vitlab list datasets` shows all.")
 
 
-def _check_path(path: Path, form: str, content: str) -> None:
+def _require_path(path: Path, form: str, content: str) -> None:
     if not path.exists():
         problem = "does not exist"
     elif path.is_dir() != (form == "folder"):
@@ -197,8 +197,8 @@ def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
     from sklearn.datasets import load_digits  # slow to import
 
-    levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
-    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    values, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
+    gray = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     fixed = stratified_split(labels, {"test": 0.2}, seed=0)
 
     def read(split: str) -> Dataset:
