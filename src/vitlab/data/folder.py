@@ -170,7 +170,7 @@ def _report_nesting(root: Path, classes: Sequence[str]) -> None:
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     """The images of `PATH/CLASS/`, a folder for each of `classes`, up to Unicode's form; one that is missing is logged.
-    Raises UserError for class folders that are not among `classes`, hold no images, or have dead links."""
+    Raises UserError for class folders that are not among `classes`, hold no images, or have broken links."""
     shown = quoted(str(path))
     folders = subfolders(path)
     present = {canonical(folder): folder for folder in folders}
