@@ -108,7 +108,7 @@ def compare(
 
 def _read_thumbnails(
     dataset: Dataset, name: str, omitted: Omitted
-) -> Iterator[tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n S S"]]]:
+) -> Iterator[tuple[Indices, UInt8[np.ndarray, "n S S"]]]:
     """Indices and thumbnails, at most SHARD at a time; `omitted` collects the others."""
 
     def read(index: int) -> np.ndarray:

@@ -182,15 +182,13 @@ class _ChunkDataset:
         while True:  # until all images without a failure can be read
             readable = np.array([i not in failures for i in chunk.indices.tolist()], bool)
             epochs, indices = chunk.epochs[readable], chunk.indices[readable]
-            images = self._read_and_transform(epochs, indices, failures)
+            images = self._load(epochs, indices, failures)
             if images is not None:
                 unreadable = [failures[i] for i in chunk.indices.tolist() if i in failures]
                 return _Chunk(chunk._replace(epochs=epochs, indices=indices), images, unreadable)
 
-    def _read_and_transform(
-        self, epochs: np.ndarray, indices: np.ndarray, failures: dict[int, ImageError]
-    ) -> Tensor | None:
-        """The images `indices`; None if any cannot be read, whose errors are added to `failures`."""
+    def _load(self, epochs: np.ndarray, indices: np.ndarray, failures: dict[int, ImageError]) -> Tensor | None:
+        """The transformed images `indices`; None if any cannot be read, whose errors are added to `failures`."""
         known = len(failures)
         images = self._read(indices, failures)
         if len(failures) > known:
