@@ -99,15 +99,12 @@ def load_dataset(
     that is missing from the source is held out from its train, stratified, by `seed`, so that splits never overlap.
     Where the user's data set (`folder:` and the like) has val and no test, val is used as test, and trainval is train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
-    classes: the names or numbers of the classes to keep, as `keep_classes` does.
+    classes: the classes to keep, see `keep_classes`. exclude: a list of images to leave out (`vitlab duplicates`).
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
-    exclude: a list of images to leave out (`vitlab duplicates`).
     subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split, before `classes`
     and `exclude` remove images. A smaller subset is contained in every larger one.
-    whole_train: hold out no val from the user's "train".
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing.
-    levels: the black and white of the images, see `Dataset`.
-    read: how a table and groups are read.
+    whole_train: hold out no val from the user's "train". partial: images of the test split may be missing (`PARTIAL`).
+    levels: the black and white of the images, see `Dataset`. read: how a table and groups are read.
     multi_label: images of a table may have several labels or none, as the model or its loss says.
     """
     _check_request(name, split, on_error, partial)
