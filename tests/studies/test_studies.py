@@ -33,7 +33,7 @@ from vitlab.studies.report import build_report
 from vitlab.studies.scaling import TABLE6, PaperRun, chosen, gap, growth, paper_panel, saving
 from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, StudyRun, exaflops
 
-RECORDED = Path(__file__).parents[2] / "docs" / "studies"
+RECORDED = Path(__file__).parents[2] / "src" / "vitlab" / "paper" / "recorded"
 DESIGNED: tuple[Scale, ...] = ("small", "paper")
 SCALES: tuple[Scale, ...] = ("tiny", *DESIGNED)
 Accuracy = Callable[[StudyRun], float]
@@ -505,7 +505,7 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
 
 # Recorded and real runs
 
-RERUN = [name for name in STUDIES if json.loads((RECORDED / name / "study.json").read_text())["scale"] == "small"]
+RERUN = [name for name in STUDIES if json.loads((RECORDED / f"{name}.json").read_text())["scale"] == "small"]
 """Studies recorded at the scale `small`."""
 
 
@@ -517,7 +517,7 @@ def rounded(value: Any) -> Any:
 @pytest.mark.parametrize("name", RERUN)
 def test_recorded_runs(name: str) -> None:
     """They are the study's, point for point: settings, sizes and lengths are as recorded; and give the same report."""
-    study = json.loads((RECORDED / name / "study.json").read_text())
+    study = json.loads((RECORDED / f"{name}.json").read_text())
     known = {run.name: (run, model) for run, model in runs_and_models(name, study["scale"])}
     assert {row["name"] for row in study["points"]} == known.keys()
     runs = []
