@@ -39,8 +39,8 @@ from vitlab.studies.tables import TABLES
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, load_checkpoint
 
-SHOWN = 8
-"""Images under attention maps; Fig. 14 has twice as many."""
+SHOWN, MORE, AVERAGED = 3, 16, 128
+"""Images of Fig. 6, of Fig. 14, and for mean attention distances, at most."""
 DIGITS_EPOCHS = 200 / 3
 """Epochs of the small ViT: about 20 seconds of two cores."""
 PRETRAINING_SETS = {"ImageNet": "ImageNet", "I21k": "ImageNet-21k", "JFT": "JFT-300M"}
@@ -167,7 +167,7 @@ def fig7(request: Request) -> Figures:
     figures = {"fig7-left": filters(filters_of(request.vit)).figure}
     if (similarity := positions_of(request.vit)) is not None:
         figures["fig7-center"] = positions(similarity).figure
-    return figures | {"fig7-right": distances(request.captured.distances, request.captured.layers).figure}
+    return figures | {"fig7-right": fig11(request)["fig11"]}
 
 
 def fig8(request: Request) -> Figures:
@@ -190,7 +190,8 @@ def fig10(request: Request) -> Figures:
 
 def fig11(request: Request) -> Figures:
     """Attention distance by layer: of a ViT the left panel, of a hybrid the right one."""
-    return {"fig11": distances(request.captured.distances, request.captured.layers).figure}
+    captured = dataclasses.replace(request, shown=AVERAGED).captured
+    return {"fig11": distances(captured.distances, captured.layers).figure}
 
 
 def fig12(request: Request) -> Figures:
@@ -200,12 +201,12 @@ def fig12(request: Request) -> Figures:
 
 def fig13(request: Request) -> Figures:
     """Axial attention: the study with small models here, and the speed recorded on a CPU."""
-    return {"fig13": plots.panels([*read_panels("axial"), *read_panels("fig13")])}
+    return {"fig13": plots.panels([read_panels("axial")[0], *read_panels("fig13")])}
 
 
 def fig14(request: Request) -> Figures:
     """Fig. 6 for more images."""
-    more = dataclasses.replace(request, shown=2 * request.shown)
+    more = dataclasses.replace(request, shown=MORE)
     return {"fig14": pairs(more.captured, more.pixels)[0].figure}
 
 

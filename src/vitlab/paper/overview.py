@@ -15,6 +15,7 @@ PALE = ("#e3edf6", "#fbe7da", "#def1ea", "#f3e6ef", "#f2eedd")
 WIDTH, HEIGHT = 940, 470
 BLOCK_LEFT = 690
 """Where the drawing of the block begins."""
+Point = tuple[int | float, int | float]
 
 
 def draw_overview(image: UInt8[np.ndarray, "H W 3"]) -> Figure:
@@ -61,8 +62,8 @@ def _draw_model(axes: Axes, image: UInt8[np.ndarray, "s s 3"]) -> None:
         _box(axes, center - 22, 168, 19, 38, str(number), PALE[4], size=9)
         _box(axes, center + 1, 168, 19, 38, "" if number else "*", PALE[0] if number else PALE[1], size=11)
         _arrow(axes, (center, 208), (center, 232))
-    _text(axes, 14, 196, "position +", ha="left", color=MUTED)
-    _text(axes, 14, 180, "patch, or class (*)", ha="left", color=MUTED, size=7.5)
+    _text(axes, 20, 196, "position and", ha="left", color=MUTED, size=8)
+    _text(axes, 20, 181, "patch; *: class", ha="left", color=MUTED, size=8)
     _box(axes, 92, 234, 520, 66, "Transformer encoder, L blocks", PALE[2], size=12)
     _arrow(axes, (120, 302), (120, 330))
     _box(axes, 84, 332, 72, 36, "MLP head", PALE[1])
@@ -73,41 +74,50 @@ def _draw_model(axes: Axes, image: UInt8[np.ndarray, "s s 3"]) -> None:
 def _draw_block(axes: Axes) -> None:
     """Eq. 2 and Eq. 3, from the bottom up."""
     left, center = BLOCK_LEFT + 20, BLOCK_LEFT + 125
-    _text(axes, BLOCK_LEFT, 450, "Encoder block, Eq. 2 and 3", size=13, weight="bold", ha="left")
+    _text(axes, BLOCK_LEFT, 450, "Encoder block (Eq. 2, 3)", size=13, weight="bold", ha="left")
     axes.add_patch(_rounded(left, 62, 210, 352, PALE[2]))
     _text(axes, left + 8, 398, "L x", ha="left", size=11)
     _text(axes, center, 22, "tokens z", color=MUTED)
     _arrow(axes, (center, 32), (center, 88))
     for bottom, norm, name, equation in ((90, 90, "Multi-head attention", "Eq. 2"), (250, 250, "MLP", "Eq. 3")):
-        _box(axes, center - 60, norm, 120, 26, "Norm", PALE[4])
+        _box(axes, center - 70, norm, 140, 26, "Norm", PALE[4])
         _arrow(axes, (center, bottom + 28), (center, bottom + 48))
-        _box(axes, center - 60, bottom + 50, 120, 38, name, PALE[0])
+        _box(axes, center - 70, bottom + 50, 140, 38, name, PALE[0])
         _arrow(axes, (center, bottom + 90), (center, bottom + 108))
         axes.add_patch(Circle((center, bottom + 118), 9, facecolor="white", edgecolor=INK, lw=1))
         _text(axes, center, bottom + 118, "+", size=11)
-        skip = {"connectionstyle": "arc,angleA=180,armA=84,angleB=180,armB=75,rad=8"}
-        _arrow(axes, (center, bottom - 12), (center - 10, bottom + 118), **skip)
-        _text(axes, center + 78, bottom + 118, equation, color=MUTED)
+        _arrow(axes, (center - 82, bottom + 118), (center - 10, bottom + 118))
+        axes.plot([center, center - 82, center - 82], [bottom - 12, bottom - 12, bottom + 118], color=MUTED, lw=1)
+        _text(axes, center + 64, bottom + 118, equation, color=MUTED)
         _arrow(axes, (center, bottom + 128), (center, bottom + (158 if bottom == 90 else 176)))
 
 
-def _rounded(x: float, y: float, width: float, height: float, fill: str) -> FancyBboxPatch:
+def _rounded(x: int | float, y: int | float, width: int | float, height: int | float, fill: str) -> FancyBboxPatch:
     return FancyBboxPatch(
         (x, y), width, height, boxstyle="round,pad=0,rounding_size=5", facecolor=fill, edgecolor=LINE, lw=1, zorder=1
     )
 
 
-def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str, fill: str, size: float = 9.5) -> None:
+def _box(
+    axes: Axes,
+    x: int | float,
+    y: int | float,
+    width: int | float,
+    height: int | float,
+    text: str,
+    fill: str,
+    size: int | float = 9.5,
+) -> None:
     axes.add_patch(_rounded(x, y, width, height, fill))
     _text(axes, x + width / 2, y + height / 2, text, size=size)
 
 
-def _text(axes: Axes, x: float, y: float, text: str, **style: object) -> None:
+def _text(axes: Axes, x: int | float, y: int | float, text: str, **style: object) -> None:
     options = {"ha": "center", "va": "center", "size": 9, "color": INK, "zorder": 3} | style
     axes.text(x, y, text, **options)  # pyright: ignore[reportArgumentType]
 
 
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **style: str) -> None:
+def _arrow(axes: Axes, start: Point, end: Point, **style: str) -> None:
     axes.add_patch(
         FancyArrowPatch(
             start, end, arrowstyle="-|>", mutation_scale=8, color=MUTED, lw=1, shrinkA=0, shrinkB=0, zorder=2, **style

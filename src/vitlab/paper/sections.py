@@ -1,6 +1,7 @@
 """Sentences of the text that a model can be asked about: inductive bias (Sec. 3.1), and what was learned (Sec. 4.5)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from vitlab.inspection.embeddings import positions_of
 from vitlab.models.encoder import Block
 from vitlab.models.vit import ViT
 from vitlab.panels import Panel, Series
-from vitlab.paper.figures import Figures, Request
+from vitlab.paper.figures import AVERAGED, Figures, Request
 
 EQUAL = 1e-4
 """Largest difference, as a fraction of the root mean square, that counts as rounding."""
@@ -108,7 +109,7 @@ def position_rows(vit: ViT) -> list[dict[str, str]]:
 
 def distance_rows(request: Request) -> list[dict[str, str]]:
     """Whether attention distance grows with depth, and whether heads of the first layer see the whole image."""
-    distances = request.captured.distances
+    distances = replace(request, shown=AVERAGED).captured.distances
     means = distances.mean(axis=1)
     correlation = rank_correlation(np.arange(len(means)), means)
     uniform = float(patch_distances(request.vit.config.grid, request.vit.config.stride).mean())
