@@ -1,6 +1,6 @@
 """docs/paper.md against the paper and the repository: no part left out, and everything it names is there.
 
-Its commands and its Python are tested with those of the other documents (test_repository.py).
+Its commands and its Python are tested with those of the other documents (test_documents.py).
 """
 
 import ast
