@@ -7,6 +7,7 @@ The first writes the text, and is compared with the pages by the tests. The seco
 of a model show the checkpoint.
 """
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 import tyro
+from PIL import Image
 
 from vitlab.display import format_table
 from vitlab.inspection.figures import png
@@ -69,7 +71,7 @@ def map_page() -> str:
             lines += [markdown(group.intro), ""]
         rows = [
             {
-                "part": f"**{part.part}**",
+                "part": f"{_anchor(part)}**{part.part}**",
                 "what": markdown(part.text),
                 "code": markdown(part.code),
                 "command": part.run,
@@ -79,6 +81,13 @@ def map_page() -> str:
         ]
         lines.append(format_table(rows, markdown=True))
     return "\n".join(lines) + "\n"
+
+
+def _anchor(part: Part) -> str:
+    """The place that links lead to: the first row of a part."""
+    if "," in part.part and not part.part.endswith(", left"):
+        return ""
+    return f'<a id="{re.sub(r"[ .]+", "-", part.part.partition(",")[0]).lower()}"></a>'
 
 
 def equations_page() -> str:
@@ -123,11 +132,8 @@ def figures_page() -> str:
     for key, parts in parts_of("fig"):
         lines += ["", f"## {parts[0].part.partition(',')[0]}", ""]
         lines += [f"{'; '.join(markdown(part.text) for part in parts)}. `vitlab paper {key}`", ""]
-        pictures = sorted(PAGES.glob(f"{key}.png")) + [
-            PAGES / f"{key}-{side}.png"
-            for side in ("left", "center", "right")
-            if (PAGES / f"{key}-{side}.png").exists()
-        ]
+        names = (key, *(f"{key}-{side}" for side in ("left", "center", "right")))
+        pictures = [PAGES / f"{name}.webp" for name in names if (PAGES / f"{name}.webp").exists()]
         lines += [f"![{part_name(parts)}]({picture.name})" for picture in pictures]
         lines += _known(key, parts)
     return "\n".join(lines) + "\n"
@@ -139,12 +145,13 @@ def part_name(parts: Sequence[Part]) -> str:
 
 
 def _known(key: str, parts: Sequence[Part]) -> list[str]:
-    """What is known here, in words, and the verdicts of the recorded study."""
-    lines = [markdown(part.known) for part in parts if part.known]
-    if key in STUDIES:
-        claims = read_record(STUDIES[key])["claims"]
-        lines += [f"- {claim['verdict']}: {claim['claim']} {claim['points']}" for claim in claims]
-    return ["", "\n".join(lines)] if lines else []
+    """The verdicts of the recorded study; without one what is known, in words."""
+    if key not in STUDIES:
+        lines = [markdown(part.known) for part in parts if part.known]
+        return ["", "; ".join(lines) + "."] if lines else []
+    report = f"[Study](../studies/{STUDIES[key]}/report.md) with small models here:"
+    claims = read_record(STUDIES[key])["claims"]
+    return ["", report, "", *(f"- **{claim['verdict']}**: {claim['claim']} {claim['points']}" for claim in claims)]
 
 
 TEXTS = {"README": map_page, "equations": equations_page, "tables": tables_page, "figures": figures_page}
@@ -154,7 +161,7 @@ def draw(request: Request) -> None:
     """The pictures of docs/paper/figures.md."""
     for function in PAPER_FIGURES.values():
         for name, figure in function(request).items():
-            (PAGES / f"{name}.png").write_bytes(png(figure))
+            Image.open(io.BytesIO(png(figure))).save(PAGES / f"{name}.webp", quality=85, method=6)
 
 
 def main(given: Arguments) -> None:
