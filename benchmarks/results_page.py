@@ -187,7 +187,7 @@ def duplicates() -> list[dict[str, str]]:
     return table
 
 
-def studies() -> list[dict[str, str]]:
+def studies() -> list[dict[str, Any]]:
     of = {verdict: collections.Counter[str]() for verdict in VERDICTS}
     for path in sorted(DOCS.glob("studies/*/study.json")):
         for claim in json.loads(path.read_text())["claims"]:
@@ -227,7 +227,8 @@ CLAIMS = (
     Claim(
         "It computes what Google's code, timm and Hugging Face compute",
         "python -m pytest tests/weights tests/train/test_optim.py",
-        "Largest error over the rms of the outputs, in float32 and mostly with random weights: rounding, but for torchvision's resizing.",
+        "Largest error over the rms of the outputs, in float32 and mostly with random weights: rounding, but for "
+        "torchvision's resizing.",
         "equality.md#equality-with-googles-code",
         equality,
     ),
