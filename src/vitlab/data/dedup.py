@@ -3,7 +3,7 @@
 Similar images differ by size, compression, brightness, color, a crop by up to about 8 % of a side, or mirroring.
 Rotated images and larger crops are not found. Thumbnails are compared: a hash proposes pairs (`candidates`,
 `correlated`), which is cheap; the distance aligns the two images (`distances`). Without the alignment most crops by 4 %
-and more are missed (docs/reproduce.md).
+and more are missed (docs/records/evaluation.md).
 """
 
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ from vitlab.studies.spec import Scale, StudyRun, exaflops, updates
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
 TFLOPS: dict[Scale, float] = {"tiny": 0.03, "small": 0.03, "paper": 400.0}
-"""Assumed useful TFLOP/s: of one CPU core with small models (measured: docs/reproduce.md), of one H100 with large ones
+"""Assumed useful TFLOP/s: of one CPU core with small models (docs/records/studies.md), of one H100 with large ones
 (400 is 40 % of its peak)."""
 
 
