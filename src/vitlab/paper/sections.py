@@ -26,6 +26,7 @@ GLOBAL = 0.8
 
 def inductive_bias(request: Request) -> tuple[str, Figures]:
     """Sec. 3.1: the MLP acts on each patch alone, attention sees a set, and only positions tell the patches apart."""
+    request = replace(request, untrained=True, shown=1)
     vit = request.vit.eval()
     rows = bias_rows(vit, request.batch.to(next(vit.parameters()).device))
     names, values = zip(*((f"{row['part']}, {row['patches']}", row["difference"]) for row in rows), strict=True)

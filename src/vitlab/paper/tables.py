@@ -144,7 +144,7 @@ def table8() -> Rows:
 def table9() -> Rows:
     """Accuracy in percent as printed, and the means of the groups by the numbers of the table."""
     rows = [
-        {"task": TASKS[name].csv, "group": TASKS[name].group} | _printed(values)
+        {"task": TASKS[name].title, "group": TASKS[name].group} | _printed(values)
         for name, values in vtab_table.TABLE9.items()
     ]
     for group in MEANS:
