@@ -16,7 +16,7 @@ from vitlab.inspection import figures
 from vitlab.inspection.capture import Capture
 from vitlab.inspection.figures import PageImage, colormap
 from vitlab.inspection.page import page, write_page
-from vitlab.inspection.report import LEVELS, view
+from vitlab.inspection.viewer import COLORS, view
 
 RANDOM = np.random.default_rng(0)
 EVIL = "\"><script>alert('$')</script>"
@@ -75,8 +75,8 @@ def test_the_sprite_holds_every_map() -> None:
     expected |= {(1 + layer, 1 + head): capture.heads[0, layer, head] for layer, head in np.ndindex(3, 2)}
     for (row, column), weights in expected.items():
         tile = sprite[4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
-        steps = np.round((LEVELS - 1) * figures.levels(weights)).astype(int)
-        assert (tile == colormap(LEVELS)[steps]).all(), (row, column)
+        steps = np.round((COLORS - 1) * figures.scale_maps(weights)).astype(int)
+        assert (tile == colormap(COLORS)[steps]).all(), (row, column)
 
 
 def test_peaks_are_where_each_map_is_highest() -> None:

@@ -17,7 +17,8 @@ from vitlab.evaluation.predict import top_classes
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
-from vitlab.inspection.report import details_of, numbers_of, view
+from vitlab.inspection.report import details_of, numbers_of
+from vitlab.inspection.viewer import view
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names
 from vitlab.weights.detect import find_checkpoint

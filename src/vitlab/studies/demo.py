@@ -69,7 +69,7 @@ def _section(name: str, explanation: str, workdir: Path) -> RunSection:
     """A finished run for the page: its training, and the model from inside."""
     model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
-    shown = list(run.preprocessed(run.one_of_each(10)).values())
+    shown = list(run.preprocessed(run.one_per_class(10)).values())
     images = to_range(torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
     section = run_section(run, name, explanation)
