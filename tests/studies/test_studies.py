@@ -27,7 +27,7 @@ from vitlab.studies import (
     scaling,
     shape,
 )
-from vitlab.studies.cost import model_of
+from vitlab.studies.compute import model_of
 from vitlab.studies.presets import changed
 from vitlab.studies.report import build_report
 from vitlab.studies.scaling import TABLE6, PaperRun, chosen, gap, growth, paper_panel, saving
