@@ -92,7 +92,7 @@ def test_a_budget_takes_seeds_then_steps(
     )
     study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=64), seeds=5)
 
-    def make_plan(seeds: int, divisor: int) -> StudyPlan:
+    def make_plan(seeds: int, divisor: int = 1) -> StudyPlan:
         return plan(study, "small", tmp_path, seeds=seeds, divisor=divisor)
 
     clock = Clock(hours * 3600 * 1.1)

@@ -87,9 +87,7 @@ class Study:
             clock = Clock(parse_duration(self.budget), started)
             count = runner.num_processes(self.scale, self.processes, self.device)
             print_note("measuring the speed")
-            plan = compute.fit_study(
-                study, lambda seeds, n: make_plan(seeds=seeds, divisor=n), clock, count, self.device
-            )
+            plan = compute.fit_study(study, make_plan, clock, count, self.device)
             steps = f", 1/{plan.divisor} of the steps" if plan.divisor > 1 else ""
             print_note(f"{len({run.config.seed for run in plan.runs})} of {study.seeds} seeds{steps}")
         if plan.unfinished_runs:

@@ -8,15 +8,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands import (
-    CHECKPOINTS,
-    Checkpoint,
-    Device,
-    Json,
-    PositionInterpolation,
-    print_note,
-    print_result,
-)
+from vitlab.commands import CHECKPOINTS, Checkpoint, Device, Json, PositionInterpolation, print_note, print_result
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import parse_duration
 from vitlab.errors import UserError
@@ -119,11 +111,19 @@ class Finetune:
         any_images = not FINETUNE[self.recipe]().data.name
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
-            options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
-            options |= {"open_settings": self.open_settings}
-            options |= {"device": self.device, "log": print_note, "world": world}
-            options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
-            run = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
+            run = sweep_and_finetune(
+                self.checkpoint,
+                self.config,
+                workdir,
+                image_size=self.image_size,
+                interpolation=self.interpolation,
+                open_settings=self.open_settings,
+                budget=None if self.budget is None else parse_duration(self.budget),
+                started=started,
+                device=self.device,
+                log=print_note,
+                world=world,
+            )
         print_result(run.result, self.json, run.summary())
         return 0
 

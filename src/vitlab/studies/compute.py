@@ -128,14 +128,14 @@ def _unit(scale: Scale) -> str:
 
 
 def fit_study(
-    study: Study, make_plan: Callable[[int, int], StudyPlan], clock: Clock, processes: int, device: str
+    study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, processes: int, device: str
 ) -> StudyPlan:
-    """`make_plan(seeds, divisor)` with the most steps, and then the most seeds, that fit into the time of the clock.
+    """`make_plan(seeds=, divisor=)` with the most steps, and then the most seeds, that fit into the time of the clock.
 
     Runs with all of their steps are those of the study without a budget, which then reuses them. Raises UserError where
     even the shortest study does not fit, and for data sets of an unknown size.
     """
-    tflops = _measured_tflops(make_plan(1, 1), device)
+    tflops = _measured_tflops(make_plan(seeds=1), device)
     seconds = math.inf
     for plan in _plans(study, make_plan):
         workers = min(processes, max(len(plan.unfinished_runs), 1))
@@ -149,11 +149,11 @@ def fit_study(
     )
 
 
-def _plans(study: Study, make_plan: Callable[[int, int], StudyPlan]) -> Iterator[StudyPlan]:
+def _plans(study: Study, make_plan: Callable[..., StudyPlan]) -> Iterator[StudyPlan]:
     """From the longest study to the shortest."""
     for divisor in DIVISORS:
         for seeds in range(study.seeds, min(MIN_SEEDS, study.seeds) - 1, -1):
-            yield make_plan(seeds, divisor)
+            yield make_plan(seeds=seeds, divisor=divisor)
 
 
 def _measured_tflops(plan: StudyPlan, device_name: str) -> float:

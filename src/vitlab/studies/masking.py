@@ -91,10 +91,7 @@ CLAIMS = {
         "Masked patch prediction with mean colors beats training from scratch.",
         "79.9 % against 77.9 % (Sec. 4.6, Table 5)",
     ),
-    (f"{BEST}-zero", "scratch-zero"): (
-        "It also does where both heads start at zero, as in the paper.",
-        "as above",
-    ),
+    (f"{BEST}-zero", "scratch-zero"): ("It also does where both heads start at zero, as in the paper.", "as above"),
     ("downsized-50", "scratch"): ("Prediction of 4x4 colors beats training from scratch.", APPENDIX),
     ("regression-50", "scratch"): ("Regression of all pixels beats training from scratch.", APPENDIX),
     (BEST, "regression-50"): (
