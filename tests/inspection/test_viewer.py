@@ -15,7 +15,7 @@ from PIL import Image
 from vitlab.inspection import figures
 from vitlab.inspection.capture import Capture
 from vitlab.inspection.figures import PageImage, colormap
-from vitlab.inspection.page import page, write_page
+from vitlab.inspection.page import page
 from vitlab.inspection.viewer import COLORS, view
 
 RANDOM = np.random.default_rng(0)
@@ -118,7 +118,8 @@ def opened(browser: Any, tmp_path: Path) -> Any:
     heads = smooth((1, 3, 2, 4, 6))
     heads[0, 1, 1] = 0.001
     heads[0, 1, 1, 3, 5] = 0.6
-    write_page(tmp_path / "page.html", page_of(view_of(captured(heads=heads)), view_of(captured(), "dog.png")))
+    text = page_of(view_of(captured(heads=heads)), view_of(captured(), "dog.png"))
+    (tmp_path / "page.html").write_bytes(text.encode())
     browser.get_log("performance")  # of earlier pages
     browser.get_log("browser")
     browser.get((tmp_path / "page.html").as_uri())

@@ -16,14 +16,16 @@ from vitlab.data.exclude import image_id, write_lines
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.errors import UserError, quoted
 from vitlab.inspection.figures import PageImage, encode, fit, side_by_side
-from vitlab.inspection.page import page, write_page
-from vitlab.io import check_output
+from vitlab.inspection.page import page
+from vitlab.io import check_output, write_bytes
 from vitlab.train.workdir import write_json
 
 MAX_SHOWN = 300
 """Maximum number of pairs on the page."""
 SIDE = 192
 """Maximum longer side of an image on the page, in pixels."""
+FoundPair = tuple[Pair, dict[str, Any]]
+"""A pair of near-duplicates, and its line of duplicates.jsonl."""
 
 
 class SplitSpec(NamedTuple):
@@ -32,13 +34,6 @@ class SplitSpec(NamedTuple):
     name: str
     split: str
     root: str | None = None
-
-
-class FoundPair(NamedTuple):
-    """A pair of near-duplicates, and its line of duplicates.jsonl."""
-
-    pair: Pair
-    record: dict[str, Any]
 
 
 def duplicates(train: SplitSpec, test: SplitSpec, out: str | Path, *, threshold: float = THRESHOLD) -> dict[str, Any]:
@@ -55,9 +50,9 @@ def duplicates(train: SplitSpec, test: SplitSpec, out: str | Path, *, threshold:
     if (train.name, train.root) == (test.name, test.root):
         require_disjoint(train_set, test_set)
     result, found = find_pairs(train_set, test_set, threshold)
-    conflicts = [each for each in found if each.record["conflict"]]
-    write_lines(out / "duplicates.jsonl", [json.dumps(each.record) for each in found])
-    write_lines(out / "exclude.txt", [image_id(train_set, i) for i in sorted({each.pair.train for each in found})])
+    conflicts = [(pair, record) for pair, record in found if record["conflict"]]
+    write_lines(out / "duplicates.jsonl", [json.dumps(record) for _, record in found])
+    write_lines(out / "exclude.txt", [image_id(train_set, i) for i in sorted({pair.train for pair, _ in found})])
     text = page(
         "duplicates.html.j2",
         "Near-duplicates of test images",
@@ -70,7 +65,7 @@ def duplicates(train: SplitSpec, test: SplitSpec, out: str | Path, *, threshold:
         pairs=page_images(one_per_test_image(found), train_set, test_set),
         conflicts=page_images(conflicts, train_set, test_set),
     )
-    write_page(out / "report.html", text)
+    write_bytes(out / "report.html", text.encode())
     write_json(out / "result.json", result)
     return result
 
@@ -94,7 +89,7 @@ def find_pairs(
     search = find_duplicates(train_set, test_set, limit=threshold, max_candidates=max_candidates)
     records = _records(search.pairs, train_set, test_set)
     result = _summary(search, records, train_set, test_set, threshold)
-    return result, [FoundPair(*each) for each in zip(search.pairs, records, strict=True)]
+    return result, list(zip(search.pairs, records, strict=True))
 
 
 def _records(pairs: Sequence[Pair], train: Dataset, test: Dataset) -> list[dict[str, Any]]:
@@ -144,7 +139,7 @@ def _summary(
 
 def one_per_test_image(found: Sequence[FoundPair]) -> list[FoundPair]:
     """The most similar pair of each test image, so that copies of one do not fill a page."""
-    _, first = np.unique([each.pair.test for each in found], return_index=True)
+    _, first = np.unique([pair.test for pair, _ in found], return_index=True)
     return [found[i] for i in np.sort(first).tolist()]
 
 

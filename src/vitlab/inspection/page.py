@@ -11,7 +11,6 @@ import jinja2
 from markupsafe import Markup
 
 from vitlab.errors import printable
-from vitlab.io import write_bytes
 
 FOLDER = Path(__file__).parent
 
@@ -72,8 +71,3 @@ def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: 
         app=app,
     )
     return page.encode(errors="replace").decode()  # file names may hold bytes that are not text
-
-
-def write_page(path: str | Path, text: str) -> None:
-    """Writes the page atomically."""
-    write_bytes(Path(path), text.encode())

@@ -159,7 +159,7 @@ class DataSection:
 
 
 def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
-    """The page of one or more training runs, for `write_page`."""
+    """The page of one or more training runs."""
     return page("runs.html.j2", title, lead, runs=runs)
 
 
@@ -210,7 +210,7 @@ def checkpoint_page(
     runs: Sequence[RunSection] = (),
     data: DataSection | None = None,
 ) -> str:
-    """The page of a checkpoint, for `write_page`.
+    """The page of a checkpoint.
 
     drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs.
     """

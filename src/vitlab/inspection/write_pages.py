@@ -21,7 +21,6 @@ from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.finished_run import Run, run_folders
-from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.inspection.run_section import Report, data_section, run_section
 from vitlab.io import resolved, write_bytes
@@ -103,7 +102,7 @@ def inspect_checkpoint(
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None
     page = out / "index.html"
-    write_page(page, checkpoint_page(inspection, drawings, sections, images_section))
+    write_bytes(page, checkpoint_page(inspection, drawings, sections, images_section).encode())
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)

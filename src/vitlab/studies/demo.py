@@ -12,9 +12,9 @@ from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import distances, pairs
 from vitlab.inspection.finished_run import Run
-from vitlab.inspection.page import write_page
 from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
 from vitlab.inspection.run_section import run_section
+from vitlab.io import write_bytes
 from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
@@ -55,7 +55,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     finetuned = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
     page = out / "index.html"
-    write_page(page, training_page("The paper in miniature", LEAD, sections))
+    write_bytes(page, training_page("The paper in miniature", LEAD, sections).encode())
     result = {
         "pretrain_accuracy": pretrained.result["test"]["accuracy"],
         "finetune_accuracy": finetuned.result["test"]["accuracy"],
