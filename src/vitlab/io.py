@@ -107,8 +107,7 @@ def from_cell(cell: str) -> str:
 def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Creates a temporary folder to fill that replaces the folder `path` when its files are synced to disk.
 
-    A folder cannot replace another in one step, so the old one is renamed to `.NAME.TOKEN.old` first. size: as in
-    `replacing_file`.
+    One folder cannot replace another at once: the old one is first renamed to `.NAME.TOKEN.old`. size: as in `writing`.
     """
     path = resolved(path)  # so that "." has a name and a parent
     with temporary_folder(path, size) as new:
@@ -189,8 +188,7 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
-    """Creates a file or folder next to `path`, locked while it is filled, and removes it on exit unless it was renamed.
-    clear: as in `replacing_file`."""
+    """Creates a file or folder next to `path`, locked while it is filled; removes it on exit unless it was renamed."""
     resolved(path.parent).mkdir(parents=True, exist_ok=True)
     if clear:
         clear_leftovers(path.parent, path.name)

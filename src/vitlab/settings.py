@@ -116,8 +116,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: Any, data: dict[str, Any]) -> Any:
-    """The inverse of `to_dict`; raises UserError for an unknown key. A dataclass may have `read_older`, which turns the
-    data of earlier versions into today's.
+    """The inverse of `to_dict`; raises UserError for an unknown key. A `kind.read_older` converts older data first.
 
     `kind` is a dataclass, or a union of dataclasses, whose field `kind` selects one (default: the first).
     """

@@ -45,8 +45,7 @@ def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np
 def find_checkpoints(path: str | Path) -> dict[str, str]:
     """Name -> location of the checkpoint at `path`, or of all directly in that folder.
 
-    A corrupt file is included and raises when it is loaded; a folder that cannot be read is not. Raises UserError where
-    there is none.
+    A corrupt file is included and raises when it is loaded; an unreadable folder is not. Raises UserError for none.
     """
     folder = Path(path)
     entries = sorted(folder.iterdir()) if folder.is_dir() and not _is_checkpoint(folder) else []

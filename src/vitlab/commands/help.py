@@ -94,8 +94,7 @@ def _row(flag: Flag, whole_text: bool) -> str:
 
 
 def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
-    """The arguments of a command, except the settings of its `config`. A dataclass in it is a prefix of its fields,
-    unless tyro's name for it is empty."""
+    """The arguments of a command but `config`; those in a dataclass have its name as prefix, unless tyro's is empty."""
     hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     for field in dataclasses.fields(kind):

@@ -1,8 +1,7 @@
 """Flags of a run's settings: one for each field of its config, such as `--optim.lr`, with the recipe's values.
 
-`parse_command` takes three steps: `read_recipe` finds the recipe in the words of a command, for its values are the
-defaults of the flags; tyro reads the flags, unchecked; `resolve` makes the config of the recipe and the settings given,
-and checks it.
+`parse_command` takes three steps: `read_recipe` finds the recipe in the words of a command, whose values are the
+defaults of the flags; tyro reads the flags, unchecked; `resolve` makes the config, and checks it.
 """
 
 import dataclasses

@@ -32,8 +32,7 @@ class Study:
     scale: Literal["tiny", "small", "paper"] = "small"
     """small: one to four core-hours, or minutes of a GPU; tiny: a smoke test of minutes; paper: the original."""
     budget: str | None = None
-    """Time for the study, such as 20m or 2h, at the scale `small`: fewer seeds, and shorter runs if two do not fit. The
-    same command resumes it."""
+    """Time for the study, such as 20m or 2h, at the scale `small`: fewer seeds, and shorter runs if two do not fit."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None

@@ -76,11 +76,9 @@ class Finetune:
     open_settings: Annotated[frozenset[str], tyro.conf.Suppress, tyro.conf.Fixed] = frozenset()
     checkpoint: Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)] = DEFAULT
     budget: str | None = None
-    """Time for the whole job, such as 90s, 10m or 1h. Image size, steps and sweep are chosen for it by a measurement on
-    this machine."""
+    """Time for the whole job, such as 90s, 10m or 1h. The speed here, measured, decides image size, steps and sweep."""
     recipe: str = "staged"
-    """One of `vitlab list recipes`. `staged`, `custom`, `bit` and `bit-small` are for any images and require
-    --dataset."""
+    """One of `vitlab list recipes`. `staged`, `custom`, `bit` and `bit-small`, for any images, require --dataset."""
     dataset: str | None = None
     """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`. Default: the recipe's. Unreadable files
     of a folder or table are skipped and listed (`--data.on-error raise` stops at them)."""

@@ -70,8 +70,7 @@ class RunSection:
     confusion: Int[np.ndarray, "K K"] | None = None
     """Counts over the test images; rows are labels, columns predictions."""
     per_class: Sequence[Mapping[str, Any]] = ()
-    """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`; or as in
-    `label_rows`."""
+    """For each class: class, images, recall or accuracy, precision (`Evaluation.per_class`); or as in `label_rows`."""
     thresholds: str | None = None
     """With several labels: where the thresholds of `per_class` come from."""
     calibration: Sequence[np.ndarray] | None = None
@@ -105,8 +104,7 @@ class RunSection:
 
     @cached_property
     def confusion_matrix(self) -> dict[str, Any] | None:
-        """The drawing of `confusion`, None beyond MAX_DRAWN_CLASSES, its sums, and the MAX_CONFUSIONS most frequent
-        confusions."""
+        """The drawing of `confusion` (None beyond MAX_DRAWN_CLASSES), its sums, and the most frequent confusions."""
         counts, names = self.confusion, self.classes
         if counts is None:
             return None

@@ -180,9 +180,7 @@ def _pair_with_attention(
     except UserError:
         return None
     large = [fit(image, 2 * PAIR, enlarge=True) for image in images]
-    return [
-        side_by_side(image, masked(image, attention), gap=8) for image, attention in zip(large, rollout, strict=True)
-    ]
+    return [side_by_side(image, masked(image, weights), gap=8) for image, weights in zip(large, rollout, strict=True)]
 
 
 def data_section(run: Run, search: bool = True) -> DataSection:

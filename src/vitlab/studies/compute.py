@@ -26,8 +26,8 @@ from vitlab.train.precision import choose_device
 PAPER_IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
 TFLOPS: dict[Scale, float] = {"tiny": 0.03, "small": 0.03, "paper": 400.0}
-"""Assumed useful TFLOP/s: of one CPU core with small models (measured: docs/reproduce.md), of one H100 with large ones
-(400 is 40 % of its peak)."""
+"""Assumed useful TFLOP/s: of a core with small models (docs/reproduce.md), of an H100 with large ones (40 % of its
+peak)."""
 DIVISORS = (1, 2, 4, 8, 16)
 """For a time budget the steps of all runs may be divided by one of these."""
 MIN_SEEDS = 2
@@ -127,9 +127,7 @@ def _unit(scale: Scale) -> str:
     return "core" if scale in ("tiny", "small") else "device"
 
 
-def fit_study(
-    study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, processes: int, device: str
-) -> StudyPlan:
+def fit_study(study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, workers: int, device: str) -> StudyPlan:
     """`make_plan(seeds=, divisor=)` with the most steps, and then the most seeds, that fit into the time of the clock.
 
     Runs with all of their steps are those of the study without a budget, which then reuses them. Raises UserError where
@@ -138,8 +136,8 @@ def fit_study(
     tflops = _measured_tflops(make_plan(seeds=1), device)
     seconds = math.inf
     for plan in _plans(study, make_plan):
-        workers = min(processes, max(len(plan.unfinished_runs), 1))
-        seconds = study_compute(plan, tflops)["sum"]["open_hours"] * 3600 / workers
+        used_workers = min(workers, max(len(plan.unfinished_runs), 1))
+        seconds = study_compute(plan, tflops)["sum"]["open_hours"] * 3600 / used_workers
         if seconds <= PLANNED_FRACTION * clock.left():
             return plan
     minutes = math.ceil((seconds / PLANNED_FRACTION + clock.seconds - clock.left()) / 60)

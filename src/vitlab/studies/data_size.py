@@ -38,8 +38,7 @@ SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
 SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
 """Part (fraction of the images) -> steps at `small`, 70 to 105 epochs. The whole would take about 17 core-hours."""
 SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
-"""Part -> weight decays at `small`; held-out images choose one for each model, because runs of many epochs may need a
-larger one, as in Sec. 4.3."""
+"""Part -> weight decays at `small`, for held-out images to choose: many epochs may need a larger one (Sec. 4.3)."""
 LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
 """Weight decay of the longest runs at `small`, on the largest part: the best on the held-out images of one seed."""
 
@@ -129,8 +128,8 @@ def _images(results: Results, data: str | float) -> dict[float, int]:
 
 
 def at_best_decay(results: Results) -> Results:
-    """The runs at the weight decay whose pre-training has the best held-out accuracy for their model on their part of
-    the data, in the mean over all seeds."""
+    """The runs at the weight decay with the best held-out accuracy in pre-training, for each model and part of the
+    data."""
 
     def is_best(result: Result) -> bool:
         labels = {name: result.run.labels[name] for name in ("data", "model", "part")}

@@ -23,8 +23,7 @@ STARTS = {
     "mean-color-15": ("mean color, 15 % corrupted", "slightly worse"),
     "supervised": ("supervised", "84.2"),
 }
-"""Description, and the accuracy of ViT-B/16 on ImageNet (Sec. 4.6, Table 5; App. B.1.2 gives no numbers for the
-variants)."""
+"""Variant -> description, and accuracy of ViT-B/16 on ImageNet (Sec. 4.6, Table 5; App. B.1.2 has no numbers)."""
 LABELED = 0.02
 """Fraction of CIFAR-10's labels that fine-tuning sees at `small`: 100 of each class."""
 HEAD_STD = 0.1
@@ -36,9 +35,8 @@ def variants(scale: Scale) -> list[StudyRun]:
     """Fine-tunings that differ only in the weights below the head.
 
     At `small` heads start wide: a head of zeros, as in the paper, wastes the first steps of a short training, in which
-    nothing below it learns, and more of them with fresh weights than with trained ones. A pair with heads of zeros is
-    run too. Supervised pre-training is part of the paper's scale only: at `small` it would see the labels that
-    fine-tuning must not see.
+    nothing below it learns; fresh weights lose more by it than trained ones. A pair with heads of zeros is run too.
+    Only the paper's scale has supervised pre-training: at `small` it would see labels that fine-tuning must not see.
     """
     if scale == "paper":
         base = pretrain.masked()

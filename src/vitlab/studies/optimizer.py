@@ -13,8 +13,7 @@ TABLE7 = {
     ("R152x2", "adam"): (84.97, 99.06, 92.05, 95.37, 98.62),
     ("R152x2", "sgd"): (84.37, 99.07, 91.06, 94.79, 99.32),
 }
-"""(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, fine-tuned after
-pre-training on JFT-300M."""
+"""(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, after JFT-300M."""
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
 MODELS = {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))}
 ADAM_RATES = (2e-3, 4e-3, 8e-3)

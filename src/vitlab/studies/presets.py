@@ -1,7 +1,6 @@
 """The short runs of the studies: models, pre-trainings and fine-tunings of the scale `small`.
 
-They learn from Fashion-MNIST at 28 pixels. Most studies pre-train on half of the classes and measure transfer on the
-other half.
+They learn from Fashion-MNIST at 28 pixels; most pre-train on half of the classes and transfer to the other half.
 """
 
 from collections.abc import Mapping

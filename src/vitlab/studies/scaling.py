@@ -111,8 +111,7 @@ def _run(model: str, length: str, config: TrainConfig) -> StudyRun:
 def _paper(run: PaperRun) -> TrainConfig:
     """A run of Table 6 by Table 3's recipe. R200x3, which has no row there, is trained like R152x2.
 
-    Deviation: evaluated by few-shot accuracy on ImageNet; the accuracies of Table 6 take a `vitlab finetune` of every
-    model on each of the data sets.
+    Deviation: evaluated few-shot on ImageNet; Table 6's accuracies take a `vitlab finetune` of each model on each set.
     """
     config = jft(run.model if run.model in pretrain.JFT else "R152x2", shots=(5, 10))
     if run.model not in pretrain.JFT:

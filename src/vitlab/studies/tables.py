@@ -163,13 +163,11 @@ def _check_protocol(folder: Path, table: str, column: str) -> None:
     """Raises UserError for a run that was not fine-tuned as the column's runs (Table 4; `PaperTable.imagenet`)."""
     settings = json.loads((folder / "config.json").read_bytes())
     is_vtab = settings["command"] == "vtab"
-    own_column = "VTAB" if is_vtab else _column(settings["data"]["name"])
-    required_column = "ImageNet" if column == "ReaL" else column
-    if own_column != required_column:
-        raise UserError(
-            f"{folder} was fine-tuned on {own_column}; the {column} of {table} has runs on {required_column}."
-        )
-    dataset = next(dataset for dataset, name in NAMES.items() if name == own_column)
+    tuned_on = "VTAB" if is_vtab else _column(settings["data"]["name"])
+    expected = "ImageNet" if column == "ReaL" else column
+    if tuned_on != expected:
+        raise UserError(f"{folder} was fine-tuned on {tuned_on}; the {column} of {table} has runs on {expected}.")
+    dataset = next(dataset for dataset, name in NAMES.items() if name == tuned_on)
     _, _, steps, _ = TABLE4["vtab:TASK" if is_vtab else dataset]
     required: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
     if dataset == "imagenet":
