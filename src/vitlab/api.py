@@ -138,8 +138,7 @@ def inspect(
     **options: Any,
 ) -> Inspected:
     """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
-    with figures in `out`, by default the folder `inspect` of a run, or of the current folder for other checkpoints.
-    `options` are as in `inspect_checkpoint`."""
+    with figures in `out` (default: `inspect` in a run's folder, else here). options: as in `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
     out = Path(out) if out is not None else default_out(path)

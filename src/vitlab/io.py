@@ -45,8 +45,7 @@ NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.Bad
 def replacing_file(path: Path, size: int | None = None, clear: bool = True) -> Iterator[BinaryIO]:
     """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk.
 
-    size: bytes to write, if known, for the WriteError of a full disk. clear: whether to remove leftovers of `path`
-    first; the search takes long in a folder of many files.
+    size: bytes to write, if known, for WriteError. clear: whether to remove leftovers first, slow among many files.
     """
     with writing(path.parent, size), _temporary(path, Path.touch, clear) as new, new.open("wb") as file:
         yield file
@@ -207,8 +206,7 @@ def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -
 
 @contextmanager
 def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder, at most until this process ends; yields whether that succeeded. wait: for a lock that
-    another process holds only for a moment."""
+    """Locks a file or folder; yields whether it could. wait: for a lock that another process holds for a moment."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -244,8 +242,7 @@ def sync(path: Path) -> None:
 def lock_file(path: Path) -> BinaryIO | None:
     """The file, locked until it is closed or the process ends; None if another process has locked it.
 
-    It contains the id of this process. A record lock, which loader workers do not inherit: a worker that outlives a
-    killed run by a moment must not keep it locked.
+    It contains this process's id. A record lock: loader workers, which may outlive a killed run, do not inherit it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")

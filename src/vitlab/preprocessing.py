@@ -50,8 +50,7 @@ class Preprocessing:
     """Where the center begins if an odd number of pixels is left over: rounded to even (torchvision, timm), or half a
     pixel to the top left (Hugging Face, Google)."""
     crop_size: Size | None = None
-    """Size of the squash or the crop, if larger than `image_size`, which is its top left: patches leave out the
-    rest."""
+    """Size of the squash or crop, if larger than `image_size`, which is its top left: patches leave out the rest."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     range: tuple[int, int] | None = None

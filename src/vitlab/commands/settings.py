@@ -108,8 +108,7 @@ def with_flags(kind: Any, config: TrainConfig) -> Any:
 def _unchecked(config: Any) -> Any:
     """`config` as an instance of a subclass that checks nothing, and its sections likewise.
 
-    tyro makes its instances with the flags alone: they may be invalid until `resolve` resets what they make useless,
-    such as the recipe's `pad` with another crop.
+    Flags alone may be invalid until `resolve` resets what they make useless: a recipe's `pad` with another crop.
     """
     kind = type(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

@@ -1,7 +1,4 @@
-"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and a page of the pairs.
-
-`vitlab duplicates` calls `duplicates`; the page of a run shows the pairs of its own data (`run_section.py`).
-"""
+"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and pages that show the pairs."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Figures of one model (Fig. 6, 7, 10, 11, 14), and images under attention maps, as arrays and files.
 
-100 units of a figure's size are 100 CSS pixels, at twice the density. Only `matplotlib.figure.Figure` is used, without
-pyplot and its global state, so threads are safe.
+Sizes are in CSS pixels, drawn at twice the density. pyplot, which has global state, is not used: threads are safe.
 """
 
 import io
@@ -284,9 +283,8 @@ def colormap(count: int) -> UInt8[np.ndarray, "count 3"]:
 def scale_maps(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
     """Attention maps scaled to [0, 1], each by itself: its minimum is 0, its 95th percentile and above 1.
 
-    Some models attend to a few background patches up to a hundred times more than to the rest; scaled to their maximum,
-    a map would show nothing else. But 1 is at least a sixteenth of the maximum, so that a map with all its weight on
-    one patch does not show rounding errors.
+    Scaled by the maximum, a map with a few outstanding background patches would show nothing else. But 1 is at least a
+    sixteenth of the maximum, so that a map with all its weight on one patch does not show rounding errors.
     """
     low, high = (edge(maps, axis=(-2, -1), keepdims=True) for edge in (np.min, np.max))
     top = np.maximum(np.quantile(maps, 0.95, axis=(-2, -1), keepdims=True) - low, (high - low) / 16)

@@ -1,7 +1,4 @@
-"""Reading finished runs: settings, metadata, predictions for the test images, and these images.
-
-The pages of a run and of the demo read `Run.read` of each of `run_folders`.
-"""
+"""Reading finished runs for their pages: settings, metadata, predictions for the test images, and these images."""
 
 import contextlib
 import json
@@ -32,8 +29,7 @@ FILES = ("config.json", "metrics.jsonl", PREDICTIONS, "model/config.json")
 
 
 def run_folders(path: str | Path) -> list[Path]:
-    """The finished runs in `path`: the folder itself and its run-0, run-1, ...; without any of these its least-squares
-    head, `linear`; empty for anything else."""
+    """The finished runs in `path`: itself, run-0, run-1, ...; without these its least-squares head `linear`, if any."""
     path = Path(path)
     runs = sorted(path.glob("run-*"), key=lambda run: (len(run.name), run.name)) if path.is_dir() else []
     return list(filter(_is_finished, (path, *runs))) or list(filter(_is_finished, [path / "linear"]))

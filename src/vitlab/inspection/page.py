@@ -55,8 +55,7 @@ def render(template: str, **context: Any) -> Markup:
 def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: bool = False, **context: Any) -> str:
     """The page around the template `body`, which is rendered with `context`. The contents list every h2 with an id.
 
-    Its policy allows only these `scripts` (of static/), known by their hash. With `app` they may send requests to the
-    server of the page; otherwise the page loads nothing.
+    Its policy allows only these `scripts` of static/, by hash; with `app` they may send requests to the page's server.
     """
     text = render(body, **context)
     styles = ["page.css", *(["viewer.css"] if scripts else []), *(["app.css"] if app else [])]

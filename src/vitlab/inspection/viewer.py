@@ -60,11 +60,8 @@ def view(
 
 
 def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
-    """For each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels.
-
-    The distance is 0 in the first row, of rollouts.
-    """
-    pixels = np.zeros(maps.shape[:2], np.float32)
+    """For each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
+    pixels = np.zeros(maps.shape[:2], np.float32)  # rollouts have no distance
     pixels[1:, 0], pixels[1:, 1:] = distances.mean(axis=1), distances
     flat = maps.reshape(pixels.size, -1)
     rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])

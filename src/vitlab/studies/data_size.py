@@ -128,8 +128,7 @@ def _images(results: Results, data: str | float) -> dict[float, int]:
 
 
 def at_best_decay(results: Results) -> Results:
-    """The runs at the weight decay with the best held-out accuracy in pre-training, for each model and part of the
-    data."""
+    """The runs at the weight decay with the best held-out accuracy in pre-training, for each model and part."""
 
     def is_best(result: Result) -> bool:
         labels = {name: result.run.labels[name] for name in ("data", "model", "part")}

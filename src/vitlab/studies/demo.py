@@ -41,9 +41,8 @@ FINETUNING = (
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Pre-trains on the digits 0-4 at 16 pixels, fine-tunes on 5-9 at 32, and writes `out`/index.html.
 
-    Returns both test accuracies and the page's path (also in `out`/result.json). The same call resumes an interrupted
-    one. `shrink` divides the length of both runs. Torch computes with one thread from here on: steps this small gain
-    nothing from a second one on shared cores.
+    Returns both test accuracies and the page's path (also in `out`/result.json). The same call resumes. shrink: divides
+    the length of both runs. Torch has one thread from here on: such small steps gain nothing from a second one.
     """
     torch.set_num_threads(1)
     out = Path(out)

@@ -41,8 +41,7 @@ def bit_sgd(batch_size: int, warmup_steps: int, factor: float = 1.0) -> OptimCon
 def variants(scale: Scale) -> list[StudyRun]:
     """Two ResNets with two optimizers, at three rates each; in the paper at one.
 
-    Deviation: the paper's scale is evaluated by few-shot accuracy on ImageNet; the accuracies of Table 7 take a `vitlab
-    finetune` of every model on each of the data sets.
+    Deviation: the paper's scale is evaluated few-shot on ImageNet; Table 7 takes `vitlab finetune` on each data set.
     """
     if scale == "paper":
         adam = {name: jft(name, shots=(5, 10)) for name in STANDS_FOR.values()}

@@ -78,8 +78,7 @@ def _data(classes: tuple[int, ...], pad: int) -> DataConfig:
 
 
 def pretraining(model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
-    """A pre-training on half of the classes, 64 of 30,000 images a step, with few-shot accuracy on the others (mean of
-    ten draws). `changes` are as in `changed`."""
+    """Pre-training on half of the classes, 64 of 30,000 images a step; few-shot accuracy on the others (ten draws)."""
     config = TrainConfig(
         model=model,
         data=_data(LEARNED, pad=2),

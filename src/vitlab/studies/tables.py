@@ -27,18 +27,15 @@ NAMES = {
     "vtab": "VTAB",
 }
 """Data set -> its column."""
-BATCH_SIZE = 512
-"""Table 4's, of all data sets."""
 CORE_DAYS = "TPUv3-core-days"
 
 
 class FinishedRun(NamedTuple):
-    """A fine-tuned checkpoint and its result, as a cell of a table."""
+    """A fine-tuned checkpoint, and its accuracy in percent, with the standard deviation over several runs."""
 
     checkpoint: str
     dataset: str
     accuracy: str
-    """In percent, with the standard deviation over several runs."""
     folder: Path
 
 
@@ -169,7 +166,7 @@ def _check_protocol(folder: Path, table: str, column: str) -> None:
         raise UserError(f"{folder} was fine-tuned on {tuned_on}; the {column} of {table} has runs on {expected}.")
     dataset = next(dataset for dataset, name in NAMES.items() if name == tuned_on)
     _, _, steps, _ = TABLE4["vtab:TASK" if is_vtab else dataset]
-    required: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
+    required: dict[str, Any] = {"steps": steps, "batch_size": 512, "image_size": 384, "average_decay": None}
     if dataset == "imagenet":
         required |= TABLES[table].imagenet
     model = from_dict(ModelConfig, settings["model"])
