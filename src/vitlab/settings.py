@@ -51,7 +51,8 @@ def read_fields(data: Any, fields: Mapping[str, Any], where: str) -> dict[str, A
     for name, hint in fields.items():
         value = data.get(name)
         if isinstance(hint, Mapping):
-            known |= {} if value is None else {name: read_fields(value, hint, f"{where}: {name}")}
+            if value is not None:
+                known[name] = read_fields(value, hint, f"{where}: {name}")
         elif value is not None or (name in data and _fits(None, hint)):
             if not _fits(_as_tuples(value), hint):
                 raise UserError(f"{where}: {name} is {repr(value)[:100]}; allowed: {_spell(hint)}.")

@@ -29,6 +29,8 @@ LABELED = 0.02
 HEAD_STD = 0.1
 """Standard deviation of the new head's weights in a small fine-tuning."""
 PRETRAINED, FINETUNED = "pre-trained", "fine-tuned"
+BEST = "mean-color-50"
+"""The paper's choice."""
 
 
 def variants(scale: Scale) -> list[StudyRun]:
@@ -39,22 +41,23 @@ def variants(scale: Scale) -> list[StudyRun]:
     Only the paper's scale has supervised pre-training: at `small` it would see labels that fine-tuning must not see.
     """
     if scale == "paper":
-        base = pretrain.masked()
+        masked = pretrain.masked()
         others = {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}
         after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     else:
-        (base, after), others = _small(), {}
-    pretrained = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
-    tuned = {name: (after, name) for name in pretrained}
-    if scale != "paper":
-        scratch, first = changed(after, from_scratch=True), "mean-color-50"
-        tuned["scratch"] = (scratch, first)
-        tuned["scratch-zero"] = (changed(scratch, head_std=None), first)
-        tuned[f"{first}-zero"] = (changed(after, head_std=None), first)
+        masked, after = _small()
+        others = {}
+    pretrained = {name: changed(masked, masking=masking) for name, masking in VARIANTS.items()} | others
+    finetuned = {name: (after, name) for name in pretrained}
+    if scale != "paper":  # fresh weights in the shape of a pre-trained model
+        from_scratch = changed(after, from_scratch=True)
+        finetuned["scratch"] = (from_scratch, BEST)
+        finetuned["scratch-zero"] = (changed(from_scratch, head_std=None), BEST)
+        finetuned[f"{BEST}-zero"] = (changed(after, head_std=None), BEST)
     runs = [StudyRun(name, config, {"run": PRETRAINED, "variant": name}) for name, config in pretrained.items()]
     return runs + [
         StudyRun(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
-        for name, (config, init_from) in tuned.items()
+        for name, (config, init_from) in finetuned.items()
     ]
 
 
@@ -83,7 +86,7 @@ def _finetuned(variant: str | float) -> dict[str, str | float]:
     return {"run": FINETUNED, "variant": variant}
 
 
-BEST, APPENDIX = "mean-color-50", "all settings work quite well (App. B.1.2)"
+APPENDIX = "all settings work quite well (App. B.1.2)"
 CLAIMS = {
     (BEST, "scratch"): (
         "Masked patch prediction with mean colors beats training from scratch.",
