@@ -24,8 +24,6 @@ FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
 
 SIGNS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
 """A limit's name in `annotated_types` -> its sign and its comparison."""
-
-
 _LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """What no output can encode. Other surrogates are how Python decodes bytes of file names that are not text."""
 

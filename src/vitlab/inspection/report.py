@@ -156,11 +156,6 @@ class DataSection:
     """Path and reason of each unreadable file; None where files were not checked."""
 
 
-def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
-    """The page of one or more training runs."""
-    return page("runs.html.j2", title, lead, runs=runs)
-
-
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """What the page of a checkpoint shows; what is None or empty is left out (most of it for a ResNet)."""
@@ -190,16 +185,12 @@ def make_figures(inspection: Inspection) -> list[Drawing]:
     config, capture = inspection.config, inspection.capture
     if capture is None or not isinstance(config, ViTConfig):
         return [*inspection.embeddings]
-    distances = figures.distances(capture.distances, capture.layers, uniform_distances(config), name_of(config))
+    h, w = config.grid
+    grids = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]  # over which attention can be uniform
+    uniform = sorted({round(float(patch_distances(grid, config.stride).mean()), 6) for grid in grids})
+    distances = figures.distances(capture.distances, capture.layers, uniform, name_of(config))
     heads = figures.heads(capture, inspection.names[0])
     return [*inspection.embeddings, distances, heads, *figures.pairs(capture, inspection.images)]
-
-
-def uniform_distances(config: ViTConfig) -> list[float]:
-    """Mean distances in pixels of uniform attention: along rows and along columns for an axial encoder."""
-    h, w = config.grid
-    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
-    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
 def checkpoint_page(

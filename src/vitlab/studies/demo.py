@@ -12,7 +12,8 @@ from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import distances, pairs
 from vitlab.inspection.finished_run import Run
-from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
+from vitlab.inspection.page import page
+from vitlab.inspection.report import RunSection, make_embedding_figures
 from vitlab.inspection.run_section import run_section
 from vitlab.io import write_bytes
 from vitlab.models.vit import ViT
@@ -53,12 +54,12 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     pretrained = pretrain(first, out / "pretrain")
     finetuned = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
-    page = out / "index.html"
-    write_bytes(page, training_page("The paper in miniature", LEAD, sections).encode())
+    index = out / "index.html"
+    write_bytes(index, page("runs.html.j2", "The paper in miniature", LEAD, runs=sections).encode())
     result = {
         "pretrain_accuracy": pretrained.result["test"]["accuracy"],
         "finetune_accuracy": finetuned.result["test"]["accuracy"],
-        "page": str(page.resolve()),
+        "page": str(index.resolve()),
     }
     write_json(out / "result.json", result)
     return result

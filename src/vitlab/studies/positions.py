@@ -66,9 +66,7 @@ POSITIONS = Study(
     columns={
         "position embedding": lambda row: KINDS[str(row.labels["kind"])],
         "where": lambda row: "" if row.labels["kind"] == "none" else ENTRIES[str(row.labels["at"])],
-        "paper: 5-shot on ImageNet, %": lambda row: (
-            f"{100 * _printed(kind=row.labels['kind'], at=row.labels['at']):.1f}"
-        ),
+        "paper: 5-shot on ImageNet, %": lambda row: f"{100 * _printed(**row.labels):.1f}",
         **MEASURED,
     },
     claims=(

@@ -55,10 +55,7 @@ class StudyError(RunError):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study's runs at one scale, and their folders, which say which runs are finished or failed: read at each access.
-
-    Workers receive it, so it holds no functions.
-    """
+    """A study's runs at one scale, and their folders, which are read at each access. It is sent to the workers."""
 
     study: str
     """Name of the study."""

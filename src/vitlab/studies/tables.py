@@ -119,7 +119,6 @@ def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
 
 
 def _column(dataset: str) -> str:
-    """The column of a data set, which may be at a path: `folder:data/imagenet`."""
     return NAMES.get(dataset.rpartition("/")[2].rpartition(":")[2], dataset)
 
 
