@@ -72,7 +72,7 @@ class Run:
             metadata["dataset"],
             "test",
             root=metadata["root"],
-            classes=metadata["classes"] if metadata["class_indices"] else None,  # a folder may have others by now
+            classes=metadata["classes"] if metadata["class_indices"] else None,  # by name: indices may have changed
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
             levels=Preprocessing.read(metadata, str(self.folder)).range,

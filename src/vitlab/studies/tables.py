@@ -172,7 +172,7 @@ def _check_protocol(folder: Path, table: str, column: str) -> None:
     if isinstance(model, ViTConfig):
         required["image_size"] = nearest_image_size(required["image_size"], model.patch_size, model.stem)
     actual = {name: settings.get(name) for name in required}
-    actual["image_size"] = settings["image_size"] or 384 if is_vtab else model.image_size
+    actual["image_size"] = (settings["image_size"] or 384) if is_vtab else model.image_size
     if wrong := [f"{name} is {actual[name]}, not {value}" for name, value in required.items() if actual[name] != value]:
         recipe = {"flowers102": "flowers"}.get(dataset, dataset)
         command = "vitlab vtab CHECKPOINT" if is_vtab else f"vitlab finetune CHECKPOINT --recipe {recipe}"
