@@ -83,7 +83,7 @@ def _width() -> int:
 
 def _row(flag: Flag, whole_text: bool) -> str:
     text = flag.text if whole_text else flag.text.partition(". ")[0].rstrip(".") + "."
-    if flag.default is not None and flag.default != "":
+    if flag.default not in (None, "", ()):
         text = f"{text.rstrip('.')} ({flag.default})."
     left = f"  {flag.name} {flag.metavar}".rstrip()
     lines = textwrap.wrap(text, _width() - COLUMN) or [""]

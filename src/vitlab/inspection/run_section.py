@@ -200,7 +200,7 @@ def data_section(run: Run, search: bool = True) -> DataSection:
 
 def _near_duplicates(run: Run) -> DataSection:
     """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-    settings = {RENAMED.get(name, name): value for name, value in run.settings["data"].items()}
+    settings = {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()}
     data = replace(from_dict(DataConfig, settings), eval_split="test", on_error="skip")
     splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
     train_set, test_set = splits.train, splits.test
