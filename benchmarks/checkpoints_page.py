@@ -196,16 +196,27 @@ def status(row: dict[str, Any]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    cells = [
+    """The rows that load, and below them, folded, those that are refused."""
+    refused = [row for row in rows if status(row) == "refused"]
+    loaded = [
         {
             "architecture": row["architecture"],
             "": status(row),
             **{size: f"{row[size]:.1e}" if row[size] != "" else "" for size in ("native", "larger", "written")},
-            "why refused": row["refused"],
+            "why not written": row["refused"].removeprefix("not written: "),
         }
         for row in rows
+        if status(row) != "refused"
     ]
-    return format_table(cells, markdown=True)
+    reasons = [{"architecture": row["architecture"], "why": row["refused"]} for row in refused]
+    return f"""{format_table(loaded, markdown=True)}
+
+<details markdown="1">
+<summary>{len(refused)} are refused, and why</summary>
+
+{format_table(reasons, markdown=True)}
+
+</details>"""
 
 
 def page(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:

@@ -37,7 +37,7 @@ The paper gives 86M, 307M and 632M parameters to Base, Large and Huge (Table 1).
 {counted}.
 Table 6's exaFLOPs are 6 x MACs x images seen (303 million an epoch), less what convolutions multiply with the zeros
 around their maps: ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the same
-model after 14 ([compute](reproduce.md#table-6s-compute)).
+model after 14 ([compute](records/equality.md#table-6s-compute)).
 """
     for kind, title in FAMILIES.items():
         page += f"\n## {title}\n\n{_markdown([row for row in rows if row['kind'] == kind])}"

@@ -103,8 +103,8 @@ data/dedup.py: Mirrored copies are not among the duplicates.
 pytest data/test_dedup.py
 
 data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not by ImageNet's order.
-- numbers[names[line].strip()].append(int(number))
-+ numbers[names[line].strip()].append(line)
+- classes_of_name[lines[line].strip()].append(int(number))
++ classes_of_name[lines[line].strip()].append(line)
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.

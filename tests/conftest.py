@@ -38,7 +38,10 @@ settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=
 settings.load_profile("vitlab")
 
 
-LONGEST = ("test_cli", "studies", "test_repository", "train", "finetuning", "runs", "test_bombs", "commands")
+LONGEST = (
+    *("test_cli", "studies", "test_repository", "test_documents", "train", "finetuning", "runs", "test_bombs"),
+    "commands",
+)
 """Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
 
 

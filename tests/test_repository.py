@@ -5,7 +5,6 @@ import functools
 import graphlib
 import itertools
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,14 +15,12 @@ from breaks import BREAKS, applies
 from program import SMALL
 
 import vitlab
-from vitlab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "vitlab"
 SOURCES = sorted(SRC.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 BASE = (
     "errors",
@@ -102,16 +99,11 @@ TORCH_FREE = (
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 PICKLES = Path("weights", "pickled.py")
 """The only file that reads pickles, and only their tensors."""
-SHELLS = {"bash", "sh", "shell", "console"}
 
 
 @functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
-
-
-def named(paths: list[Path]) -> list:
-    return [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in paths]
 
 
 def imports(tree: ast.Module, package: str = "vitlab") -> Iterator[tuple[int, str]]:
@@ -147,21 +139,6 @@ def wrong_imports(path: str, source: str) -> list[str]:
         if not any(lies_in(target, allowed) for allowed in STANDS_ON[room]):
             wrong.append(f"{path}:{line} imports {name}; {room} stands on {STANDS_ON[room]} only")
     return wrong
-
-
-def commands(text: str) -> Iterator[list[str]]:
-    """The arguments of every `vitlab ...` in a document: in its shell blocks and in its inline code."""
-    fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-    blocks = [body for language, body in fence.findall(text) if language in SHELLS]
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    lines += re.findall(r"`(vitlab [^`\n]+)`", fence.sub("", text))
-    for piece in itertools.chain.from_iterable(re.split(r" (?:[|;<>]|&&|2>|&$)(?: |$)", line) for line in lines):
-        words = shlex.split(piece.strip().removeprefix("$ "), comments=True)
-        words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
-        if words[:1] == ["vitlab"]:
-            yield words[1:]
-        elif "vitlab" in words[1:] and words[words.index("vitlab") - 1] == "-m":
-            yield words[words.index("vitlab") + 1 :]
 
 
 def test_imports_go_down() -> None:
@@ -290,33 +267,6 @@ def test_pickles_have_one_door() -> None:
             assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
         keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg == "allow_pickle"]
         assert {ast.unparse(keyword.value) for keyword in keywords} <= {"False"}, path
-
-
-def is_a_command(arguments: list[str]) -> bool:
-    from vitlab.cli import parse as parse_command
-
-    try:
-        parse_command(arguments)
-    except SystemExit as end:
-        return not end.code  # --help ends with 0
-    except UserError:
-        return False
-    return True
-
-
-def test_documented_commands_parse() -> None:
-    every = {shlex.join(arguments): arguments for path in DOCUMENTS for arguments in commands(path.read_text())}
-    assert len(every) > 100
-    assert [words for words, arguments in every.items() if not is_a_command(arguments)] == []
-
-
-@pytest.mark.parametrize("path", named(DOCUMENTS))
-def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With models of four blocks, which are exported in a third of the time."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(vitlab, "create_model", functools.partial(vitlab.create_model, depth=4))
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)):
-        exec(compile(block, f"{path.name}, block {number}", "exec"), {})
 
 
 def test_names_and_settings_are_there_without_torch() -> None:

@@ -41,7 +41,7 @@ from vitlab.studies.scaling import (
 )
 from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, StudyRun, exaflops
 
-RECORDED = Path(__file__).parents[2] / "docs" / "studies"
+RECORDED = Path(__file__).parents[2] / "src" / "vitlab" / "paper" / "recorded"
 DESIGNED: tuple[Scale, ...] = ("small", "paper")
 SCALES: tuple[Scale, ...] = ("tiny", *DESIGNED)
 Accuracy = Callable[[StudyRun], float]
@@ -238,7 +238,7 @@ def test_scaling_of_the_paper(config: TrainConfig, run: PaperRun) -> None:
     """Its recipes and its column of exaFLOPs, printed without decimals: within 2 %; with convolutions, within 1 %."""
     printed = run.exaflops
     if (run.model, run.epochs) == ("R50+ViT-L/16", 7):
-        # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one (docs/paper.md).
+        # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one (docs/paper/answers.md).
         assert not math.isclose(printed, 1668 / 2, rel_tol=0.02)
         printed = 1668 / 2
     tolerance = 0.02 if run.family == "ViT" else 0.01
@@ -515,7 +515,7 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
 
 # Recorded and real runs
 
-RERUN = [name for name in STUDIES if json.loads((RECORDED / name / "study.json").read_text())["scale"] == "small"]
+RERUN = [name for name in STUDIES if json.loads((RECORDED / f"{name}.json").read_text())["scale"] == "small"]
 """Studies recorded at the scale `small`."""
 
 
@@ -527,7 +527,7 @@ def rounded(value: Any) -> Any:
 @pytest.mark.parametrize("name", RERUN)
 def test_recorded_runs(name: str) -> None:
     """They are the study's, point for point: settings, sizes and lengths are as recorded; and give the same report."""
-    study = json.loads((RECORDED / name / "study.json").read_text())
+    study = json.loads((RECORDED / f"{name}.json").read_text())
     known = {run.name: (run, model) for run, model in runs_and_models(name, study["scale"])}
     assert {row["name"] for row in study["points"]} == known.keys()
     runs = []

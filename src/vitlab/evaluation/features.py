@@ -17,8 +17,9 @@ from torch import nn
 from vitlab.config.data import ReadConfig
 from vitlab.data import downloads
 from vitlab.data.classes import require_two_classes, warn_of_skipped_classes
-from vitlab.data.dataset import Dataset, digest_images, read_arrays
+from vitlab.data.dataset import Dataset, read_arrays
 from vitlab.data.decode import Levels
+from vitlab.data.identity import digest_images
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform

@@ -1,8 +1,9 @@
 """Small versions of the recipes, on data that anyone has: they train in minutes on two cores.
 
-Deviation: neither sizes nor settings are the paper's. docs/reproduce.md holds what each reached, with the command, the
-minutes and the machine. The exact GELU stands in for the tanh form, whose CPU kernels take three times as long, and
-position embeddings and heads start wide: a short run with Google's 0.02 and 0 spends its first epochs growing them.
+Deviation: neither sizes nor settings are the paper's. docs/records/training.md holds what each reached, with the
+command, the minutes and the machine. The exact GELU stands in for the tanh form, whose CPU kernels take three times as
+long, and position embeddings and heads start wide: a short run with Google's 0.02 and 0 spends its first epochs growing
+them.
 """
 
 import dataclasses

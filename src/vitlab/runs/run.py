@@ -12,7 +12,7 @@ from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.exclude import identity
+from vitlab.data.exclude import list_fingerprint
 from vitlab.data.identity import identify, names_and_labels
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.evaluation.load import device_of
@@ -209,7 +209,7 @@ def excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
     if data.exclude is None:
         return {}
-    return {"excluded": identity(data.exclude)}
+    return {"excluded": list_fingerprint(data.exclude)}
 
 
 def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:

@@ -112,7 +112,7 @@ def summarize(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str])
 
     rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
     return {
-        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
+        "tasks": {name: {"task": t.title, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
         "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
         "groups": {group: mean(group) for group in GROUPS},
         "mean": mean("all 19"),

@@ -1,6 +1,6 @@
 """The memory of a training step and of inference, by a formula: the bytes of a plain (not compiled) model.
 
-It is within 10 % of the peaks measured on a GPU (`docs/reproduce.md`) and of counts of every tensor of a step
+It is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
 counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
 memory, a checkpoint's copy, torch.compile's savings.

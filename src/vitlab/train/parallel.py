@@ -23,7 +23,7 @@ step three quarters of the time. Two CPU cores: a quarter of an hour, three to s
 
 def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bool:
     """Whether a run of so many steps is compiled: with `auto` where it gains and torch finds a compiler. On a CPU
-    convolutions gain (docs/reproduce.md), and a ViT without them hardly does."""
+    convolutions gain (docs/records/speed.md), and a ViT without them hardly does."""
     if config.compile != "auto":
         return config.compile
     model = config.model

@@ -1,4 +1,4 @@
-"""A model as one file that other programs run: ONNX, or an exported program of torch. docs/guide.md says how to use it.
+"""A model as one file that other programs run: ONNX, or an exported program of torch. docs/howto/deploy.md says how to use it.
 
 Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` where the model has no head), or what
 `export_outputs` lists. ONNX puts weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold
