@@ -53,9 +53,8 @@ def finetune(
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
     FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
-    sweep, and with both `optim.lr` is not used. data: further settings of the images, in place of the recipe's; its
-    name is `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or
-    data.
+    sweep, and with both `optim.lr` is not used. data: settings of the images, in place of the recipe's; its name is
+    `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
@@ -139,8 +138,7 @@ def inspect(
     **options: Any,
 ) -> Inspected:
     """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
-    with figures in `out`, by default the folder `inspect` of a run, or of the current folder for other checkpoints.
-    `options` are as in `inspect_checkpoint`."""
+    with figures in `out` (default: `inspect` in a run's folder, else here). options: as in `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
     out = Path(out) if out is not None else default_out(path)

@@ -17,7 +17,8 @@ from vitlab.evaluation.predict import top_classes
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
-from vitlab.inspection.report import details_of, numbers_of, view
+from vitlab.inspection.report import details_of, numbers_of
+from vitlab.inspection.viewer import view
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names
 from vitlab.weights.detect import find_checkpoint
@@ -44,8 +45,7 @@ def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np
 def find_checkpoints(path: str | Path) -> dict[str, str]:
     """Name -> location of the checkpoint at `path`, or of all directly in that folder.
 
-    A corrupt file is included and raises when it is loaded; a folder that cannot be read is not. Raises UserError where
-    there is none.
+    A corrupt file is included and raises when it is loaded; an unreadable folder is not. Raises UserError for none.
     """
     folder = Path(path)
     entries = sorted(folder.iterdir()) if folder.is_dir() and not _is_checkpoint(folder) else []

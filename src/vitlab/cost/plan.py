@@ -21,7 +21,7 @@ from vitlab.errors import UserError
 from vitlab.recipes import pretrain
 from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
-from vitlab.studies.cost import IMAGES, images, model_of
+from vitlab.studies.compute import PAPER_IMAGES, model_of, num_training_images
 from vitlab.studies.spec import StudyRun, exaflops, updates
 from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.microbatch import free_memory
@@ -195,7 +195,7 @@ def _with_hyperrule_and_classes(
 def _train_examples(config: TrainConfig, count: int | None) -> int | None:
     """Images of the training split; None where they are unknown and do not affect the length of the run."""
     try:
-        return count or images(config.data)
+        return count or num_training_images(config.data)
     except ValueError as error:
         if config.steps is not None:
             return None
@@ -209,7 +209,7 @@ def core_days(work: float, model_name: str | None = None) -> CoreDays:
     That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
     configs = [recipe(model) for recipe, model, _ in TABLE2]
-    works = [exaflops(config, IMAGES[config.data.name]) for config in configs]
+    works = [exaflops(config, PAPER_IMAGES[config.data.name]) for config in configs]
     tflops = sum(works) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
     printed = None
     for (_, model, days), of_table in zip(TABLE2, works, strict=True):

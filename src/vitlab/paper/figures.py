@@ -88,7 +88,7 @@ class Request:
         """The images as the model sees them: those of the request, digits, or two photos that scikit-learn has."""
         if self.checkpoint is None and not self.untrained and not self.images:
             run = Run.read(self._trained_digits)
-            return list(run.preprocessed(run.one_of_each(self.shown)).values())
+            return list(run.preprocessed(run.one_per_class(self.shown)).values())
         transform = EvalTransform(self.vit.config.image_hw, self._loaded.preprocessing)
         sources = find_images(self.images) if self.images else find_images(sample_photos())
         inputs = [transform.apply([read_image(source, name)]) for name, source in list(sources)[: self.shown]]

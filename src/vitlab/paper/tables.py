@@ -12,7 +12,7 @@ from vitlab.recipes import pretrain
 from vitlab.recipes.finetune import TABLE4
 from vitlab.runs.vtab import MEANS
 from vitlab.studies import vtab_table
-from vitlab.studies.cost import IMAGES
+from vitlab.studies.compute import PAPER_IMAGES
 from vitlab.studies.optimizer import TABLE7
 from vitlab.studies.positions import ENTRIES, KINDS, TABLE8
 from vitlab.studies.scaling import SCALING, TABLE6
@@ -54,7 +54,7 @@ def table2() -> Rows:
         if name in counted:
             recipe, model = counted[name]
             config = recipe(model)
-            days = f"{core_days(exaflops(config, IMAGES[config.data.name])).days / 1000:.2g}k"
+            days = f"{core_days(exaflops(config, PAPER_IMAGES[config.data.name])).days / 1000:.2g}k"
         rows.append({"model": name, **dict(zip(table.columns, values, strict=True)), f"{HERE}{CORE_DAYS}": days})
     return rows
 
@@ -105,7 +105,7 @@ def table6() -> Rows:
     """Accuracy in percent and exaFLOPs as printed, and the exaFLOPs that the code here counts."""
     rows = []
     for printed, run in zip(TABLE6, SCALING.variants("paper"), strict=True):
-        here = exaflops(run.config, IMAGES["shards:jft300m"])
+        here = exaflops(run.config, PAPER_IMAGES["shards:jft300m"])
         accuracies = {
             "ImageNet": printed.imagenet,
             "ReaL": printed.real,
