@@ -17,7 +17,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTCon
 from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.weights.assumptions import say
+from vitlab.weights.assumptions import warn_once
 from vitlab.weights.google_layout import (
     BIG_VISION_TABLE,
     BLOCK_PARTS,
@@ -93,7 +93,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
                 others = sorted(tops - {"img"})
-                say(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
+                warn_once(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except NPZ_ERRORS as error:
         raise UserError(

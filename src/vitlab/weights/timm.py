@@ -26,7 +26,7 @@ from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, say_assumptions, say_left_out
+from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_left_out
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
 from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
 from vitlab.weights.model_card import model_card
@@ -118,9 +118,9 @@ def read_timm(
     config = infer_config(file.where, tensors, settings)
     if file.is_bare:
         prepared = assumed_preprocessing(file.origin, config, settings.mean, settings.std)
-        say_assumptions(file.name, file.origin, config, prepared, assume)
+        warn_assumptions(file.name, file.origin, config, prepared, assume)
     else:
-        say_left_out(file.name, file.origin)
+        warn_left_out(file.name, file.origin)
     if isinstance(config, ViTConfig):
         _convert_registers(tensors, config)
         _complete_biases(tensors, config)
