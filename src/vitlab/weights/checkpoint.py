@@ -80,14 +80,11 @@ def load_model(
     A bare .safetensors says less: what is assumed is logged, and changed by `assume`, the settings of `Assumptions` by
     name (`{"heads": 6, "gelu": "quick"}`). There and in an .npz, `image_size` is also the size of the position table
     where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
-
     Messages have `display_name` instead of the path. Raises UserError with what was given, what is read, what to do.
     """
     from vitlab.weights.adapt import adapt
 
-    kind, local = find_checkpoint(path)
-    arguments = _reader_arguments(kind, local, image_size, assume, display_name)
-    saved, state = format_function("read", kind)(local, **arguments)
+    saved, state = _read("read", path, image_size, assume, display_name)
     config, state = adapt(
         saved,
         state,
@@ -100,14 +97,30 @@ def load_model(
         in_chans=in_chans,
         pool=pool,
     )
-    vit_settings = {
-        "dropout": dropout,
-        "patch_dropout": patch_dropout,
-        "stochastic_depth": stochastic_depth,
-        "dynamic_image_size": _dynamic_image_size(path, saved, config, dynamic_image_size),
-    }
-    config = _with_vit_settings(path, config, vit_settings)
+    rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
+    dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
+    config = _with_vit_settings(path, config, rates | {"dynamic_image_size": dynamic})
     return _build(config, _finite_floats(path, state)).to(device).eval()
+
+
+def _read(
+    what: Literal["read", "metadata"],
+    path: Path | str,
+    image_size: "ImageSize | None",
+    assume: Mapping[str, Any] | None,
+    name: str = "",
+) -> Any:
+    """What `read_FORMAT` or `metadata_FORMAT` returns for a checkpoint. Not all of timm's and Google's files describe
+    their model: these readers take more than the path. Raises UserError for `assume` with a file that does."""
+    kind, local = find_checkpoint(path)
+    if assume and not (kind == "timm" and local.is_file()):
+        raise UserError(f"assume={dict(assume)} is for a bare .safetensors; {local} says this itself: leave it out.")
+    arguments: dict[str, Any] = {}
+    if kind in ("timm", "google"):
+        arguments["image_size"] = image_size
+    if kind == "timm":
+        arguments |= {"assume": from_dict(Assumptions, dict(assume or {})), "name": name}
+    return format_function(what, kind)(local, **arguments)
 
 
 def _dynamic_image_size(
@@ -150,18 +163,6 @@ def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str
             f"{first_ten(invalid)}. Its training has diverged, or the file is corrupt; take an earlier checkpoint."
         )
     return state
-
-
-def _reader_arguments(
-    kind: Format, local: Path, image_size: "ImageSize | None", assume: Mapping[str, Any] | None, name: str = ""
-) -> dict[str, Any]:
-    """What the readers of timm's and Google's files take besides the path, because files do not say it. Raises
-    UserError for `assume` with other files."""
-    if assume and not (kind == "timm" and local.is_file()):
-        raise UserError(f"assume={dict(assume)} is for a bare .safetensors; {local} says this itself: leave it out.")
-    if kind == "timm":
-        return {"image_size": image_size, "assume": from_dict(Assumptions, dict(assume or {})), "name": name}
-    return {"image_size": image_size} if kind == "google" else {}
 
 
 def _with_vit_settings(path: Path | str, config: "ModelConfig", settings: Mapping[str, Any]) -> "ModelConfig":
@@ -218,9 +219,7 @@ def load_metadata(
     Google's for files of its code; what the names of a bare file's tensors show (`assume` as in `load_model`); the
     defaults of `Preprocessing` where there is none.
     """
-    kind, local = find_checkpoint(path)
-    arguments = _reader_arguments(kind, local, image_size, assume)
-    metadata = format_function("metadata", kind)(local, **arguments)
+    metadata = _read("metadata", path, image_size, assume)
     preprocessing = Preprocessing.read(metadata, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)

@@ -65,6 +65,11 @@ class Outputs(nn.Module):
             yield maps
 
 
+def with_outputs(model: Model, names: Sequence[Output]) -> nn.Module:
+    """The model as it is, or with the outputs of these names."""
+    return Outputs(model, names) if names else model
+
+
 def check_outputs(model: Model, names: Sequence[str]) -> tuple[Output, ...]:
     """The names, by default the name of what `forward` returns. Raises UserError for outputs that the model lacks."""
     if not names:
