@@ -8,7 +8,8 @@ from typing import Any, TypeGuard
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.folder import multi_label_settings, processed_size
+from vitlab.weights.folder import processed_size
+from vitlab.weights.json_fields import multi_label_settings
 from vitlab.weights.layout import check_supported
 from vitlab.weights.timm_architectures import ACTIVATIONS, rotary_args, written_eps
 from vitlab.weights.timm_config import GROUP_NORM_EPS

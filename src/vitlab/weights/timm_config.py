@@ -15,9 +15,9 @@ from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
-from vitlab.weights.folder import multi_label_metadata, read_settings
+from vitlab.weights.folder import read_settings
 from vitlab.weights.huggingface_layout import IMAGENET
-from vitlab.weights.json_fields import NAMES, TIMM
+from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
 from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
 
