@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -77,8 +76,7 @@ def convert(
             "%s cannot say: give it images with values from 0 to 255, scaled so, or use --to vitlab",
             *(destination, *levels, to),
         )
-    write = _write_file if to == "google" else _write_folder
-    difference = write(model, metadata, final, destination, to)
+    difference = _write_compared(model, metadata, final, destination, to)
     parameters = model.config.num_parameters
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
 
@@ -98,36 +96,25 @@ def _unpickled(source: Path, final: Path, key: str | None, log: Callable[[str], 
             raise UserError(text) from error
 
 
-def _write_file(model: "Model", metadata: dict[str, Any], final: Path, destination: Path, to: Format) -> float:
-    """Writes to the file `final` what is read back as the same model; returns the difference of the outputs."""
-    with temporary_folder(final, 4 * model.config.num_parameters) as folder:
-        new = folder / final.name
-        format_function("write", to)(model, new, metadata)
-        difference = _difference(model, new, destination)
-        new.replace(final)
-        sync(final.parent)
-    return difference
-
-
-def _write_folder(model: "Model", metadata: dict[str, Any], final: Path, destination: Path, to: Format) -> float:
-    """As `_write_file`, for a folder. It is written below the one that replaces `final`, by the same name, which model
-    cards have."""
+def _write_compared(model: "Model", metadata: dict[str, Any], final: Path, destination: Path, to: Format) -> float:
+    """Writes to `final` what is read back as the same model; returns the difference of the outputs."""
     from vitlab.weights.folder import check_replaceable
 
-    with replacing_folder(final, 4 * model.config.num_parameters) as folder:
-        new = folder / "new" / final.name
+    with temporary_folder(final, 4 * model.config.num_parameters) as folder:
+        new = folder / final.name  # model cards have the name of their folder
         format_function("write", to)(model, new, metadata)
-        check_replaceable(final, {file.name for file in new.iterdir()})
-        difference = _difference(model, new, destination)
-        for file in new.iterdir():
-            file.replace(folder / file.name)
-        shutil.rmtree(folder / "new")
+        if new.is_dir():
+            check_replaceable(final, {file.name for file in new.iterdir()})
+        copy = load_model(new, image_size=model.config.image_size)
+        difference = check_parity(model, copy, f"{destination} (not written)")
+        if new.is_dir():
+            with replacing_folder(final) as replacement:
+                for file in new.iterdir():
+                    file.replace(replacement / file.name)
+        else:
+            new.replace(final)
+            sync(final.parent)
     return difference
-
-
-def _difference(model: "Model", new: Path, destination: Path) -> float:
-    copy = load_model(new, image_size=model.config.image_size)
-    return check_parity(model, copy, f"{destination} (not written)")
 
 
 def _check_destination(local: Path, source: Path | str, destination: Path, to: Format) -> None:

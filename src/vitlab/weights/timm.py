@@ -5,22 +5,19 @@
 
 Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, `flexivit_*`, `eva*`, `beit3_*`: CLIP,
 SigLIP, DINO to DINOv3, EVA-02, PE and others, with class token, mean or attention pooling), the same on a BiT stem
-(`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all. In all of them LayerNorm's
-eps is 1e-6 and GELU exact unless the name or `model_args` differs.
-With average pooling, a class token that the head does not read is loaded as a register token.
+(`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all.
 """
 
-import dataclasses
 import math
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
@@ -28,70 +25,14 @@ from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_left_out
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
-from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
+from vitlab.weights.layout import check_arrays, cpu_state, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, named_args, rotary_of
+from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, check_bare, named_args, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
-from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
-from vitlab.weights.timm_eva import check_bare, eva_names, rename_eva, reorder_pairs
-
-NAME_MAP = (
-    (r"^(stem|body)\.root\.", "stem.conv."),
-    (r"^(stem|body)\.root_norm\.", "stem.norm."),
-    (r"^(stem|body)\.stages\.(\d+)\.", r"stages.\2.blocks."),
-    (r"\.shortcut\.", ".downsample.conv."),
-    (r"\.shortcut_norm\.", ".downsample.norm."),
-    (r"^embedding\.", "patch_embed.proj."),
-    (r"^pre_norm\.", "norm_pre."),
-    (r"^cls$", "cls_token"),
-    (r"^distillation$", "dist_token"),
-    (r"^registers$", "reg_token"),
-    (r"^position\.table$", "pos_embed"),
-    (r"^map\.probe$", "attn_pool.latent"),
-    (r"^map\.attention\.out\.", "attn_pool.proj."),
-    (r"^map\.attention\.", "attn_pool."),
-    (r"^map\.", "attn_pool."),
-    (r"\.attention\.qkv\.", ".attn.qkv."),
-    (r"\.attention\.out\.", ".attn.proj."),
-    (r"\.attention\.norm\.", ".attn.norm."),
-    (r"\.branch(\d)\.scale$", r".ls\1.gamma"),
-    (r"^head_distilled\.", "head_dist."),
-)
-"""Our names -> timm's; all others are the same."""
-
-
-def timm_layout(config: ModelConfig) -> Layout:
-    """timm's tensor names and shapes for `config`."""
-
-    def rename(ours: str) -> dict[str, int]:
-        name = _timm_name(ours, config)
-        if ours.startswith("map.attention.qkv."):
-            return {name.replace(".qkv.", ".q."): 1, name.replace(".qkv.", ".kv."): 2}
-        return {name: 1}
-
-    layout = renamed_layout(config, rename)
-    if "head.fc.weight" in layout:  # a ResNet's head is a 1x1 convolution
-        slot = layout["head.fc.weight"]
-        layout["head.fc.weight"] = dataclasses.replace(slot, shape=(*slot.shape, 1, 1))
-    if isinstance(config, ViTConfig) and config.variant.pre_norm:  # timm's CLIP has no bias there
-        del layout["patch_embed.proj.bias"]
-    return layout
-
-
-def _timm_name(ours: str, config: ModelConfig) -> str:
-    name = ours
-    for pattern, replacement in NAME_MAP:
-        name = re.sub(pattern, replacement, name)
-    if isinstance(config, ResNetConfig):
-        return name.replace("head.", "head.fc.")
-    if config.variant.final_norm == "mean" and ours.startswith("norm."):
-        return f"fc_{ours}"
-    if config.stem is None or not ours.startswith("stem."):
-        return name
-    return BACKBONE + (name if config.stem.layers else name.removeprefix("stem."))
-
+from vitlab.weights.timm_config import WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs, timm_layout
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -152,7 +93,7 @@ def metadata_timm(
     return {**metadata, **settings.multi_label}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TimmFile:
     """A checkpoint whose tensors have timm's names."""
 
@@ -180,7 +121,7 @@ def _open(
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
         where = check_architecture(name, settings.architecture)
     if not settings.architecture:
-        check_bare(where, tensors)
+        check_bare(where, tensors.keys())
     is_bare = not (path.is_dir() or origin.described)
     return TimmFile(name, where, settings, rename_eva(tensors), origin, is_bare)
 
@@ -243,7 +184,7 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
     `model_card` reads. Positions of every kind that enter at the stem become one table; standardized weights are scaled
     so that timm's eps gives the same.
 
-    Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
+    Raises UserError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """
     check_representable(model.config)
     check_classes(metadata, model.config)
@@ -258,27 +199,31 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The same function with what timm has: one position table, and its eps in the standardization of weights."""
     state = cpu_state(model)
-    if not isinstance(model, ViT):
-        # All weights k times as large undo another eps: standardization by k^2 variance + k^2 eps is the same.
-        factor = math.sqrt(WEIGHT_EPS / model.config.body.weight_eps)
-        scaled = {
-            name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4
-        }
-        return model.config, state | scaled
+    if isinstance(model, ViT):
+        return _with_one_table(model, state)
+    # All weights k times as large undo another eps: standardization by k^2 variance + k^2 eps is the same.
+    factor = math.sqrt(WEIGHT_EPS / model.config.body.weight_eps)
+    scaled = {name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4}
+    return model.config, state | scaled
+
+
+def _with_one_table(model: ViT, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """All that is added to tokens as one table: positions of any kind, and for CLIP the bias of the patch embedding."""
     config = model.config
     table = model.position.added_rows()
     if table is None and not config.variant.distilled and not config.variant.pre_norm:
         return config, state
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
-    table = state["embedding.weight"].new_zeros(config.num_tokens, config.width) if table is None else table
+    if table is None:
+        table = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
     table = table.detach().cpu().clone()
-    if config.variant.pre_norm:  # timm's CLIP has no bias in the patch embedding; each patch's position gets it
+    if config.variant.pre_norm:  # timm's CLIP has no bias there
         table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
-    all_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)
-    if not all_rows:
+    prefix_has_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)
+    if not prefix_has_rows:
         if config.has_class_token:
             state["cls"] = state["cls"] + table[0]  # the sum that Eq. 1 forms
         table = table[config.num_prefix_tokens :]
     state["position.table"] = table[None]
-    return override(config, position="1d", class_position=all_rows), state
+    return override(config, position="1d", class_position=prefix_has_rows), state

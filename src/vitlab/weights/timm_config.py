@@ -20,11 +20,10 @@ from vitlab.weights.huggingface_layout import IMAGENET
 from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
 from vitlab.weights.layout import count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
+from vitlab.weights.timm_layout import BACKBONE
 
 logger = logging.getLogger(__name__)
 
-BACKBONE = "patch_embed.backbone."
-"""In front of the names of a hybrid's stem."""
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 """Epsilons of timm's stems and ResNets; no argument changes them."""
 
