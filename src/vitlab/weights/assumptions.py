@@ -4,7 +4,6 @@
 the functions. Importing this does not import torch.
 """
 
-import collections
 import functools
 import logging
 from dataclasses import asdict, dataclass
@@ -61,12 +60,6 @@ def warn_once(line: str) -> None:
     logger.warning("%s", line)
 
 
-def warn_left_out(name: str, origin: "Origin") -> None:
-    """Logs which tensors of a described checkpoint do not belong to the model."""
-    if origin.left_out:
-        warn_once(f"{name}: {_count_left_out(origin)}.")
-
-
 def warn_assumptions(
     name: str, origin: "Origin", config: ModelConfig, prepared: Preprocessing, given: Assumptions
 ) -> None:
@@ -82,15 +75,9 @@ def warn_assumptions(
         assumed.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")
     assumed.append(f"images: {prepared.describe()}")
     behind = f" behind {origin.prefix!r}" if origin.prefix else ""
-    left_out = f" ({_count_left_out(origin)})" if origin.left_out else ""
+    left_out = f" ({origin.describe_left_out()})" if origin.left_out else ""
     warn_once(
         f"{name} has {origin.code_base}'s names{behind}{left_out} and no config.json, so these are assumed: "
         f"{', '.join(assumed)}. Change one by `vitlab convert {name} OUT --to vitlab --assume.heads N` "
         f"(.gelu, .layer-norm-eps, .pool, .mean, .std; --image-size), or load_model(..., assume={{'heads': N}})."
     )
-
-
-def _count_left_out(origin: "Origin") -> str:
-    """`left out: decoder (12), mask_token (1)`: the tensors by the first part of their names."""
-    counts = collections.Counter(name.split(".")[0] for name in origin.left_out)
-    return "left out: " + ", ".join(f"{part} ({count})" for part, count in counts.items())

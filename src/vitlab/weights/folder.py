@@ -215,23 +215,25 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
         raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or a model's.")
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises UserError where a file cannot be read as safetensors inside."""
     try:
         check_regular(path)
-        return safetensors.torch.load_file(path)
+        yield
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    with _reading(path):
+        return safetensors.torch.load_file(path)
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
     """The tensors of a file without their values, on the meta device."""
-    try:
-        check_regular(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = file.keys()
-            return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+    with _reading(path), safetensors.safe_open(path, framework="pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
 
 
 def read_settings(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from vitlab.weights.huggingface_config import dinov2_mlp_ratio, infer_config, mo
 from vitlab.weights.huggingface_images import IMAGES, image_settings, read_images, read_mean_std, read_preprocessing
 from vitlab.weights.huggingface_layout import FAMILIES, has_token_row, huggingface_layout, select_arrays, stored_arrays
 from vitlab.weights.json_fields import HUGGINGFACE_MODEL, multi_label_metadata
-from vitlab.weights.layout import check_arrays, check_supported, cpu_state, read_state, write_state
+from vitlab.weights.layout import check_arrays, check_supported, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
 
@@ -169,21 +169,11 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
             state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
         config = dataclasses.replace(config, pool="token+gap" if config.num_classes else "token")
     if kind != "dinov3_vit":
-        state["position.table"] = _position_table(kind, model, config, state["embedding.bias"])
+        rows = position_rows(model, state)
+        with_rows = config.num_prefix_tokens - (0 if has_token_row(kind, config) else config.variant.registers)
+        state["position.table"] = torch.cat([rows[:with_rows], rows[config.num_prefix_tokens :]])[None]
         config = override(config, position="1d", class_position=True)
     return kind, config, state
-
-
-def _position_table(kind: str, model: ViT, config: ViTConfig, embedding_bias: Tensor) -> Tensor:
-    """What is added to class token, distillation token and patches: position embeddings of any kind; and to CLIP's
-    patches, whose embedding has no bias, that bias."""
-    rows = model.position.added_rows()
-    if rows is None:
-        rows = embedding_bias.new_zeros(config.num_tokens, config.width)
-    rows, prefix = rows.detach().cpu(), config.num_prefix_tokens
-    patches = rows[prefix:] + embedding_bias if FAMILIES[kind].pre_norm else rows[prefix:]
-    with_rows = prefix - (0 if has_token_row(kind, config) else config.variant.registers)
-    return torch.cat([rows[:with_rows], patches])[None]
 
 
 def _check_representable(kind: str, config: ViTConfig) -> None:

@@ -12,6 +12,7 @@ All of them may have a prefix (`module.`, `model.`, `backbone.`, `teacher.backbo
 precedes the tensor that the table names. Tensors with another prefix do not belong to this model.
 """
 
+import collections
 import itertools
 import re
 from collections.abc import Collection, Mapping
@@ -133,6 +134,11 @@ class Origin:
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     """Tensors of the file that do not belong to this model."""
+
+    def describe_left_out(self) -> str:
+        """`left out: decoder (12), mask_token (1)`: their numbers by the first part of their names."""
+        counts = collections.Counter(name.split(".")[0] for name in self.left_out)
+        return "left out: " + ", ".join(f"{part} ({count})" for part, count in counts.items())
 
 
 DINOV3 = named_args("vit_small_patch16_dinov3")

@@ -23,9 +23,9 @@ from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_left_out
+from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_once
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
-from vitlab.weights.layout import check_arrays, cpu_state, read_state, write_state
+from vitlab.weights.layout import check_arrays, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
@@ -60,12 +60,13 @@ def read_timm(
     if file.is_bare:
         prepared = assumed_preprocessing(file.origin, config, settings.mean, settings.std)
         warn_assumptions(file.name, file.origin, config, prepared, assume)
-    else:
-        warn_left_out(file.name, file.origin)
+    elif file.origin.left_out:
+        warn_once(f"{file.name}: {file.origin.describe_left_out()}.")
     if isinstance(config, ViTConfig):
         _convert_registers(tensors, config)
         _complete_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of({**named_args(settings.architecture), **settings.args})[1])
+        _, order = rotary_of({**named_args(settings.architecture), **settings.args})
+        reorder_pairs(tensors, config, order)
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(Path(path) / CONFIG))
     layout = timm_layout(config)
@@ -117,7 +118,7 @@ def _open(
         tensors, origin = to_timm_names(where, read(path / WEIGHTS), assume.prefix)
     else:
         tensors, origin = to_timm_names(name, read(path), assume.prefix)
-        origin = describe_open_clip(path, origin, tensors)
+        tensors, origin = describe_open_clip(path, tensors, origin)
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
         where = check_architecture(name, settings.architecture)
     if not settings.architecture:
@@ -208,19 +209,14 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _with_one_table(model: ViT, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """All that is added to tokens as one table: positions of any kind, and for CLIP the bias of the patch embedding."""
-    config = model.config
-    table = model.position.added_rows()
-    if table is None and not config.variant.distilled and not config.variant.pre_norm:
+    """All that is added to the tokens as one table, in which the class token has a row or not, as in timm."""
+    config, variant = model.config, model.config.variant
+    if model.position.added_rows() is None and not (variant.distilled or variant.pre_norm):
         return config, state
+    table = position_rows(model, state)
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
-    if table is None:
-        table = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
-    table = table.detach().cpu().clone()
-    if config.variant.pre_norm:  # timm's CLIP has no bias there
-        table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
-    prefix_has_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)
+    prefix_has_rows = variant.distilled or (variant.class_position and not variant.registers)
     if not prefix_has_rows:
         if config.has_class_token:
             state["cls"] = state["cls"] + table[0]  # the sum that Eq. 1 forms

@@ -1,5 +1,5 @@
 """timm's config.json (architecture, `model_args`, and in `pretrained_cfg` its images), and the configuration of a timm
-model from it and from the model's tensors."""
+model from it and from the model's tensors. `timm.py` calls `TimmConfig.read` and `infer_config`."""
 
 import logging
 import math
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 """Epsilons of timm's stems and ResNets; no argument changes them."""
-
 Pool = Literal["token", "gap", "map"]
 _COMMON_ARGS = "drop_rate drop_path_rate global_pool in_chans num_classes "
 _VIT_ARGS = (
@@ -259,7 +258,8 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
 def _infer_size(
     tensors: Mapping[str, Tensor], settings: TimmConfig, args: Mapping[str, Any], stride: int, registers: int
 ) -> tuple[tuple[int, int], bool]:
-    """Image size from the rows of the position table, and whether class (and distillation) token have one."""
+    """Image size, by config.json where the position table has as many rows, and else the square with as many; and
+    whether class (and distillation) token have a row."""
     image_hw = settings.image_hw
     if image_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
         image_hw = (image_hw[0] // stride * stride, image_hw[1] // stride * stride)  # patches leave out the rest
@@ -274,25 +274,26 @@ def _infer_size(
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
     prefix = ("cls_token" in tensors) + ("dist_token" in tensors)
     options = sorted({0, prefix, prefix + registers})  # how many rows may come before those of patches
-    before = -1 if image_hw is None else rows - math.prod(-(-side // stride) for side in image_hw)
-    if image_hw is None or before not in options:
-        squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
-        if len(squares) != 1:
-            raise UserError(
-                f"the position table has {rows} rows, from which no image size follows (with {options} of them for "
-                f"other tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of "
-                f"its training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args "
-                f"of a config.json."
-            )
-        before = squares[0]
-        side = math.isqrt(rows - before) * stride
-        if image_hw is not None and settings.architecture:
-            logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
-        image_hw = (side, side)
-    return image_hw, before > 0 or not prefix
+    if image_hw is not None:
+        before = rows - math.prod(-(-side // stride) for side in image_hw)
+        if before in options:
+            return image_hw, before > 0 or not prefix
+    squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
+    if len(squares) != 1:
+        raise UserError(
+            f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
+            f"tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of its "
+            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
+            f"config.json."
+        )
+    side = math.isqrt(rows - squares[0]) * stride
+    if image_hw is not None and settings.architecture:
+        logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
+    return (side, side), squares[0] > 0 or not prefix
 
 
 def _infer_pool(tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]) -> Pool:
+    """Our `pool` for timm's `global_pool`. Raises UserError for one that would read other tokens here."""
     has_class = "cls_token" in tensors
     has_prefix = has_class or "reg_token" in tensors
     includes_prefix = bool(args.get("pool_include_prefix"))
