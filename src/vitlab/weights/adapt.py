@@ -64,9 +64,6 @@ def adapt(
     return new, state
 
 
-# ------------------------------------------------------------- steps of `adapt`, which change `state` in place
-
-
 def _check_size(config: ModelConfig, new: ModelConfig) -> None:
     """Raises UserError for a larger image than memory and time allow, which metadata may ask for."""
     trained, resized = (
@@ -80,7 +77,7 @@ def _check_size(config: ModelConfig, new: ModelConfig) -> None:
 
 
 def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_classes: int) -> ModelConfig:
-    """Without the hidden layer before the head; `trained_classes` are those of a head that would stay."""
+    """Without the hidden layer before the head, in place; `trained_classes` are those of a head that would stay."""
     if not isinstance(config, ViTConfig) or not config.representation_size:
         return config
     if trained_classes:
@@ -93,8 +90,8 @@ def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_clas
 
 
 def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViTConfig:
-    """With the class token in place of the mean over patches. Readers load a class token that no head reads as the
-    first register; here it becomes the class token again."""
+    """The head's input is the class token instead of the mean over patches. Readers load a class token that no head
+    reads as the first register; in place, it becomes the class token again."""
     if pool != "token":
         raise UserError(f"pool is {pool!r}; allowed: 'token', or None for the checkpoint's own.")
     if not isinstance(config, ViTConfig) or config.pool not in ("token", "gap"):
@@ -115,8 +112,8 @@ def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViT
 
 
 def _change_channels(config: ModelConfig, state: dict[str, Tensor], channels: int) -> ViTConfig:
-    """With patch filters [D, 3, P, P] for another number of channels, as timm makes them: for one channel their sum,
-    which on gray images computes what the filters compute on RGB; for others they repeat, times 3 / channels."""
+    """Patch filters [D, 3, P, P] for another number of channels, in place, as timm makes them: for one channel their
+    sum, which on gray images computes what they compute on RGB; for others they repeat, times 3 / channels."""
     if not isinstance(config, ViTConfig) or config.stem or config.in_chans != 3:
         raise UserError(f"in_chans={channels} is for ViTs that cut 3 channels into patches; leave it out.")
     weight = state["embedding.weight"]
@@ -129,7 +126,7 @@ def _change_channels(config: ModelConfig, state: dict[str, Tensor], channels: in
 
 
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Interpolates what depends on the grid: position embeddings, and the relative encodings of an axial ResNet."""
+    """Interpolates what depends on the grid, in place: position embeddings, relative encodings of an axial ResNet."""
     if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
         state.update(resize_positions(state, config, new.grid, new.variant.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":

@@ -60,10 +60,8 @@ def export_checkpoint(
     uint8 images of any size, and prepares them as the checkpoint says. `outputs` are names of `export_outputs`, by
     default what the model returns; `opset` is one of OPSETS, by default torch's. The report has `format`, `path`,
     `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, `batches` and `sizes` (those compared)
-    and the `difference` of `check_parity`.
-
-    Raises UserError for invalid arguments, for a model or a resize that cannot be exported, and where ONNX's packages
-    are missing; ParityError where the outputs differ.
+    and the `difference` of `check_parity`. Raises UserError for invalid arguments, for a model or a resize that cannot
+    be exported, and where ONNX's packages are missing; ParityError where the outputs differ.
     """
     _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
     with _saved(checkpoint) as source:
@@ -102,7 +100,7 @@ def export_checkpoint(
 
 
 def _move_files(folder: Path, destination: Path) -> dict[str, int]:
-    """Moves what was written to its place; returns the name and the bytes of each file."""
+    """Moves what was written to its place; returns name -> bytes of each file."""
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     for name in sorted(sizes, reverse=True):  # NAME.data before NAME, which refers to it
         sync(folder / name)
@@ -203,11 +201,8 @@ def _dynamic_shapes(config: Any, dynamic: bool) -> tuple[dict[int, Any]]:
 
 
 def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
-    """The module's graph, without the lines of our source that its nodes come from.
-
-    With a dynamic size, `size` differs from the position embeddings', which would be taken for the only one without
-    resampling.
-    """
+    """The module's graph, without the lines of our source that its nodes come from. With a dynamic size, `size` differs
+    from the position embeddings', which would be taken for the only one without resampling."""
     config: Any = module.config
     images = torch.zeros(2, config.in_chans, *size)  # a batch of 1 would be taken for a constant
     with torch.no_grad():
@@ -215,9 +210,6 @@ def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)
     return traced
-
-
-# --------------------------------------------------------------------------------------------------- torch.export
 
 
 def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
@@ -251,11 +243,7 @@ class _Archive(io.BufferedIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Does nothing: in the end torch goes back to the start, for a reader, and this file has none."""
-        return 0
-
-
-# ----------------------------------------------------------------------------------------------------------- ONNX
+        return 0  # in the end torch goes back to the start, for a reader, which this file has not
 
 
 def _write_onnx(
@@ -293,9 +281,7 @@ def _write_onnx(
 
 def _lower_to_opset_17(written: torch.onnx.ONNXProgram) -> None:
     """Writes what 18 has changed as in 17: the axes of a mean are an attribute, and parts are equal without saying so.
-
-    Raises UserError for any other operator that differs.
-    """
+    Raises UserError for any other operator that differs."""
     import onnx
     import onnx_ir
 
@@ -314,11 +300,8 @@ def _lower_to_opset_17(written: torch.onnx.ONNXProgram) -> None:
 
 
 def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
-    """Names the axes of the Pad before a MaxPool, so that onnxruntime leaves it there.
-
-    BiT's pooling is padded with zeros, which matters because its input may be negative. Onnxruntime's optimizer moves
-    such padding into the MaxPool, which pads with -inf; it leaves a Pad that names its axes.
-    """
+    """Names the axes of the Pad before a MaxPool, so that onnxruntime leaves it there: its optimizer moves others into
+    the MaxPool, which pads with -inf. BiT's pooling is padded with zeros, and its input may be negative."""
     import onnx_ir
 
     graph = written.model.graph

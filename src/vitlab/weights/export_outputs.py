@@ -1,4 +1,4 @@
-"""What an exported program returns, by name: `logits`, `features`, `tokens` and `attention`.
+"""What an exported program returns, by name.
 
 | output | | |
 |---|---|---|
@@ -66,7 +66,7 @@ class Outputs(nn.Module):
 
 
 def with_outputs(model: Model, names: Sequence[Output]) -> nn.Module:
-    """The model as it is, or with the outputs of these names."""
+    """The model as it is, or with the outputs of these names, if any."""
     return Outputs(model, names) if names else model
 
 

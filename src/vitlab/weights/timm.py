@@ -43,15 +43,10 @@ def read_timm(
     """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
-    .safetensors file by any names of `vitlab.weights.original_names`. Sizes follow from the tensors; the number of
-    heads from `model_args`, the architecture or the width. Mean and std of config.json are folded into the patch
-    embedding. What a bare file does not say is assumed, by its names, unless in `assume`, and logged; `image_size` is
-    used where the position table fits it, and else the square that it fits. Parameters without a counterpart are
-    converted exactly: position embeddings of registers are added to the register tokens; missing q, k, v biases become
-    zeros. `name` replaces the path in messages.
-
-    Raises UserError for a corrupt file, for a model that computes something else, naming the cause, and for every
-    tensor that does not fit.
+    .safetensors file by any names of `vitlab.weights.original_names`: what it does not say is assumed by its names
+    unless in `assume`, and logged; `image_size` is used where the position table fits it. Sizes follow from the
+    tensors, the number of heads from `model_args`, the architecture or the width. `name` replaces the path in messages.
+    Raises UserError for a corrupt file, for a model that computes something else, and for tensors that do not fit.
     """
     assume = assume or Assumptions()
     file = _open(Path(path), name or str(path), read_safetensors, image_size, assume)
@@ -151,8 +146,8 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
 
 
 def _convert_registers(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """In place: an unread class token becomes the first register; registers get the rows of the position table that
-    exceed those of class tokens and patches."""
+    """In place: a class token that no head reads becomes the first register; registers get the rows of the position
+    table that exceed those of class tokens and patches."""
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
@@ -182,10 +177,7 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
 
     Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
     settings of timm's transforms, and `multi_label` the `problem_type` of Hugging Face's code; README.md has all that
-    `model_card` reads. Positions of every kind that enter at the stem become one table; standardized weights are scaled
-    so that timm's eps gives the same.
-
-    Raises UserError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
+    `model_card` reads. Raises UserError for a model that timm's cannot represent, and for a folder with other files.
     """
     check_representable(model.config)
     check_classes(metadata, model.config)

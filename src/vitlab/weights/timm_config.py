@@ -41,9 +41,6 @@ RESNET_ARGS = {*(_COMMON_ARGS + "channels layers stem_chs width_factor zero_init
 computed, and is refused."""
 
 
-# ---------------------------------------------------------------------------------------------------- config.json
-
-
 @dataclass(frozen=True)
 class TimmConfig:
     """The content of a config.json. The defaults are for a bare file, whose images are in [-1, 1]."""
@@ -96,10 +93,8 @@ def _read_names(names: Any, path: Path) -> tuple[str, ...]:
 def _read_preprocessing(
     architecture: str, pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any], path: Path
 ) -> Preprocessing:
-    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`.
-
-    Where the patch does not divide the size, timm's patches leave the rest out.
-    """
+    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`. Where the patch
+    does not divide the size, timm's patches leave the rest out."""
     cfg = {name: value for name, value in pretrained_cfg.items() if value}
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
     patch = patch[0] if isinstance(patch, list) else patch

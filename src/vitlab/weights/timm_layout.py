@@ -1,8 +1,5 @@
-"""Names and order of the tensors in timm's checkpoints.
-
-`timm_layout` has the names of its ViTs and ResNets. The EVA family has others: `rename_eva` and `reorder_pairs` make
-the first of them when a checkpoint is read, and `eva_names` the reverse when one is written.
-"""
+"""Names and order of the tensors in timm's checkpoints: `timm_layout` has those of its ViTs and ResNets. The EVA family
+has others, which `rename_eva` and `reorder_pairs` convert to them, and `eva_names` back."""
 
 import dataclasses
 import re
@@ -30,8 +27,7 @@ NAME_MAP = (
     (r"^position\.table$", "pos_embed"),
     (r"^map\.probe$", "attn_pool.latent"),
     (r"^map\.attention\.out\.", "attn_pool.proj."),
-    (r"^map\.attention\.", "attn_pool."),
-    (r"^map\.", "attn_pool."),
+    (r"^map\.(attention\.)?", "attn_pool."),
     (r"\.attention\.qkv\.", ".attn.qkv."),
     (r"\.attention\.out\.", ".attn.proj."),
     (r"\.attention\.norm\.", ".attn.norm."),
@@ -72,9 +68,6 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
     return BACKBONE + (name if config.stem.layers else name.removeprefix("stem."))
 
 
-# ---------------------------------------------------------------------------------------------------- EVA family
-
-
 def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the EVA family by the names of timm's other ViTs: LayerScale; queries, keys and values, and the
     two halves of SwiGLU's first layer, which may be stored one by one."""
@@ -86,8 +79,8 @@ def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         prefix = name.removesuffix("q_proj.weight")
         renamed[f"{prefix}qkv.weight"] = torch.cat([renamed.pop(f"{prefix}{part}_proj.weight") for part in "qkv"])
         for part in "qv":  # keys have no bias: see `_complete_biases` of timm.py
-            bias = renamed.pop(f"{prefix}{part}_proj.bias", None)
-            renamed |= {} if bias is None else {f"{prefix}{part}_bias": bias}
+            if f"{prefix}{part}_proj.bias" in renamed:
+                renamed[f"{prefix}{part}_bias"] = renamed.pop(f"{prefix}{part}_proj.bias")
     return renamed
 
 
@@ -102,11 +95,8 @@ def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Ten
 
 
 def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> None:
-    """Converts RoPE from interleaved pairs to pairs half a head apart, as here: permutes the rows of queries and keys,
-    in place.
-
-    `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are.
-    """
+    """In place, permutes the rows of queries and keys from interleaved pairs of RoPE to pairs half a head apart, as here.
+    `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are."""
     if order is None:
         return
     pairs = torch.arange(config.width // config.heads // 2)
