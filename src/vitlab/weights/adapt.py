@@ -1,5 +1,4 @@
-"""A trained model at another image size and for another task (Sec. 3.2): `load_model` calls `adapt`, and the readers
-of other formats `fold_normalization`."""
+"""A trained model at another image size and for another task (Sec. 3.2), as `load_model` asks for."""
 
 import dataclasses
 import math

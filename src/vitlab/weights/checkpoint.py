@@ -66,8 +66,7 @@ def load_model(
     another mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise
     unchanged; for another image size or task (Sec. 3.2):
 
-    - `image_size` interpolates the position embeddings as the checkpoint's library does (Google's, timm's, Hugging
-      Face's), or by `interpolation`.
+    - `image_size` interpolates the position embeddings as the checkpoint's library does, or by `interpolation`.
     - `num_classes`: a different number replaces the head by a zero-initialized one; 0 removes it.
     - `reset_head=True`, for a new task, replaces the head also for the same number of classes.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
@@ -194,11 +193,10 @@ def load_checkpoint(
     interpolation: "Interpolation | None" = None,
     dynamic_image_size: bool | None = None,
 ) -> Checkpoint:
-    """Returns a checkpoint as its library evaluates it: at the image size of its preprocessing unless `image_size`
-    is given, which may differ from its position embeddings' (DINOv2: 224 and 518).
+    """Returns a checkpoint as its library evaluates it: at `image_size`, by default that of its preprocessing, which
+    may differ from its position embeddings' (DINOv2: 224 and 518).
 
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
-    `interpolation` and errors: see `load_model`.
     """
     metadata = load_metadata(path, image_size=None if dynamic_image_size else image_size)
     preprocessing = Preprocessing.read(metadata, str(path))

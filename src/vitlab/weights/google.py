@@ -32,8 +32,7 @@ from vitlab.weights.google_layout import (
 from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
 
 PREFIXES = ("opt/target/", "params/", "img/")
-"""Possible prefixes of all names; where names have one, arrays without it are an optimizer state or big_vision's other
-tower, and ignored."""
+"""Possible prefixes. Where names have one, arrays without it are an optimizer state or another tower, and ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
 BFLOAT16 = np.dtype("V2")
 """How NumPy, which has no bfloat16, reads one."""
@@ -213,8 +212,7 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
 
 def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
     """Writes a model as Google's code reads it, in float32, all or nothing: in the spelling of the published files, or
-    of big_vision for what only big_vision has. An .npz has no `metadata`. Raises UserError for a model that the code
-    would compute otherwise."""
+    of big_vision for what only it has. An .npz has no `metadata`. Raises UserError for a model that differs there."""
     config = model.config
     spelling = _native_spelling(config)
     _check_representable(config, spelling)

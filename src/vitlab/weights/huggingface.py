@@ -52,11 +52,8 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision.
 
     Sizes follow from the arrays, other settings from config.json. Mean and std of the images are folded into the patch
-    embedding, so that the model takes images in [-1, 1]; without preprocessor_config.json they are from its family's
-    papers: ImageNet's for DeiT and DINOv2, 0.5 for others.
-
-    Raises UserError for other kinds of models, for settings that would be computed otherwise here, and for arrays
-    that do not fit, naming every one.
+    embedding, so that the model takes images in [-1, 1]; without preprocessor_config.json they are those of its family.
+    Raises UserError for other models, for settings that are not supported, and for arrays that do not fit.
     """
     kind, settings = _read_config(folder)
     stored = _read_arrays(folder)

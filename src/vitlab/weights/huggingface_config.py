@@ -1,7 +1,5 @@
-"""Hugging Face's config.json: the configuration of a model, from it and from the model's arrays; and its writing.
-
-`kind` is a `model_type`, a key of `FAMILIES`; `settings` are config.json's. `huggingface.py` calls the functions.
-"""
+"""Hugging Face's config.json: the configuration of a model from it and from arrays, and its writing, for
+`huggingface.py`. `kind` is a `model_type`, a key of `FAMILIES`; `settings` are config.json's."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal

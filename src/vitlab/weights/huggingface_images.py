@@ -1,7 +1,5 @@
-"""Hugging Face's preprocessor_config.json, which says how images are prepared, read and written.
-
-`images` are its settings, `kind` is a `model_type`. `huggingface.py` calls `read_preprocessing` and `image_settings`.
-"""
+"""Hugging Face's preprocessor_config.json, which says how images are prepared: read and written for `huggingface.py`.
+`images` are its settings, `kind` is a `model_type`."""
 
 import logging
 import math
@@ -54,11 +52,8 @@ def read_images(folder: Path) -> dict[str, Any]:
 
 
 def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Preprocessing:
-    """The settings of their image processor.
-
-    Where it leaves images at different sizes, or pads them with black, they are squashed to size instead, with a
-    warning. Raises UserError for invalid settings.
-    """
+    """The settings of their image processor. Where it leaves images at different sizes, or pads them with black, they
+    are squashed to size instead, with a warning. Raises UserError for invalid settings."""
     name = images.get("image_processor_type") or images.get("feature_extractor_type") or FAMILIES[kind].processor
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name))
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images

@@ -1,8 +1,5 @@
-"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults.
-
-`kind` is a `model_type`, a key of `FAMILIES`. `huggingface.py` reads and writes by `huggingface_layout`: between it and
-a file come `select_arrays`, when one is read, and its inverse `stored_arrays`.
-"""
+"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults. `kind`
+is a `model_type`. Between a file and `huggingface_layout` come `select_arrays` and its inverse `stored_arrays`."""
 
 import re
 from collections.abc import Mapping
@@ -198,8 +195,7 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
 
 
 def reads_mean(kind: str, settings: Mapping[str, Any]) -> bool:
-    """Whether config.json is of a classifier on an image tower: it skips the tower's end and reads the mean over
-    patches."""
+    """Whether config.json is of a classifier on an image tower, which reads the mean over patches."""
     return FAMILIES[kind].is_image_tower and "ForImageClassification" in str(settings.get("architectures"))
 
 
@@ -238,8 +234,7 @@ def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> di
 
 
 def _complete_tower(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An image tower, with the leading dimensions that CLIP leaves out, and zeros for biases that it does not have; a
-    projection is the head."""
+    """An image tower with CLIP's missing leading dimensions, and biases of zero; a projection is the head."""
     arrays = dict(arrays)
     if (projection := arrays.pop("visual_projection.weight", None)) is not None:
         arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}

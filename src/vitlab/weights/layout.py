@@ -1,6 +1,5 @@
-"""Layout tables: which array of a file holds which parameter. Each format has one, for reading and for writing; what is
-here, and the checks of arrays and settings, serves all.
-"""
+"""Layout tables: which array of a file holds which parameter. Each format has one, for reading and for writing. The
+tables of all, and the checks of arrays and settings, are used by the functions here."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -138,8 +137,8 @@ def check_supported(
     free: Collection[str] = (),
     prefix: str = "",
 ) -> None:
-    """Raises UserError for the first setting that has none of a format's `supported` values; those that are neither
-    listed nor `free` must have their default."""
+    """Raises UserError for the first setting with none of its `supported` values; others must have their default, but
+    for those that are `free`."""
     settings, defaults = all_settings(config), all_settings(type(config)())
     free = {*FREE, *free, *supported}
     others = {name: (value,) for name, value in defaults.items() if name not in free}

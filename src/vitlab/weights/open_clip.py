@@ -1,5 +1,4 @@
-"""open_clip_config.json, which describes the model and the images of open_clip's weights beside it; `timm.py` reads
-them."""
+"""open_clip_config.json, which describes the model and the images of open_clip's weights beside it, for `timm.py`."""
 
 import dataclasses
 import logging

@@ -75,8 +75,7 @@ def read_timm(
 def metadata_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
 ) -> dict[str, Any]:
-    """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; of a bare file the
-    `preprocessing` that is assumed."""
+    """`preprocessing`, of a bare file what is assumed; `classes` and `multi_label` where config.json has them."""
     path = Path(path)
     if not path.is_dir():
         file = _open(path, name or str(path), read_shapes, image_size, assume or Assumptions())

@@ -37,8 +37,7 @@ _VIT_ARGS = (
 )
 VIT_ARGS = {*(_COMMON_ARGS + _VIT_ARGS).split(), *ROTARY}
 RESNET_ARGS = {*(_COMMON_ARGS + "channels layers stem_chs width_factor zero_init_last").split()}
-"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other may change what is
-computed, and is refused."""
+"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Ten
 
 
 def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> None:
-    """In place, permutes the rows of queries and keys from interleaved pairs of RoPE to pairs half a head apart, as here.
+    """Moves interleaved pairs of RoPE half a head apart, as here: permutes the rows of queries and keys, in place.
     `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are."""
     if order is None:
         return
