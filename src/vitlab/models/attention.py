@@ -30,8 +30,6 @@ Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor
 MAX_ATTENTION_ELEMENTS = 2**27
 """Largest attention matrices (B k T S numbers) that a CPU without AMX computes by matrix products in bfloat16. Larger
 ones take too much memory; fused attention needs almost none."""
-
-
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 

@@ -39,13 +39,11 @@ def adapt(
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
     state = dict(state)
-    new = dataclasses.replace(
-        config,
-        image_size=config.image_size if image_size is None else image_size,
-        num_classes=config.num_classes if num_classes is None else num_classes,
-    )
+    image_size = config.image_size if image_size is None else image_size
+    num_classes = config.num_classes if num_classes is None else num_classes
+    new = dataclasses.replace(config, image_size=image_size, num_classes=num_classes)
     _check_size(config, new)
-    reset_head = reset_head or new.num_classes != config.num_classes
+    reset_head = reset_head or num_classes != config.num_classes
     if pre_logits == "drop":
         new = _drop_pre_logits(new, state, trained_classes=0 if reset_head else config.num_classes)
     if pool is not None:

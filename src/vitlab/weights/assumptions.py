@@ -66,10 +66,8 @@ def warn_assumptions(
     """Logs what a bare file is read as, in one line, and how to change it."""
     assumed: list[str] = []
     if isinstance(config, ViTConfig):
-        settings = all_settings(config)
-        for setting in ("heads", "gelu", "layer_norm_eps", "pool"):
-            if setting not in given.given():
-                assumed.append(f"{setting} {settings[setting]}")
+        settings = [setting for setting in ("heads", "gelu", "layer_norm_eps", "pool") if setting not in given.given()]
+        assumed += [f"{setting} {all_settings(config)[setting]}" for setting in settings]
         height, width = config.image_hw
         rows, columns = config.grid
         assumed.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")

@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models.variant import Interpolation
     from vitlab.models.vit import Model
 
+Verb = Literal["read", "metadata", "write"]
 MODULES: dict[Format, str] = {"vitlab": "folder", "google": "google", "timm": "timm", "huggingface": "huggingface"}
 """Format -> the module with its `read_FORMAT`, `metadata_FORMAT` and `write_FORMAT`."""
 
@@ -103,11 +104,7 @@ def load_model(
 
 
 def _read(
-    what: Literal["read", "metadata"],
-    path: Path | str,
-    image_size: "ImageSize | None",
-    assume: Mapping[str, Any] | None,
-    name: str = "",
+    verb: Verb, path: Path | str, image_size: "ImageSize | None", assume: Mapping[str, Any] | None, name: str = ""
 ) -> Any:
     """What `read_FORMAT` or `metadata_FORMAT` returns for a checkpoint. Not all of timm's and Google's files describe
     their model: these readers take more than the path. Raises UserError for `assume` with a file that does."""
@@ -119,7 +116,7 @@ def _read(
         arguments["image_size"] = image_size
     if kind == "timm":
         arguments |= {"assume": from_dict(Assumptions, dict(assume or {})), "name": name}
-    return format_function(what, kind)(local, **arguments)
+    return format_function(verb, kind)(local, **arguments)
 
 
 def _dynamic_image_size(
@@ -150,10 +147,8 @@ def _build(config: "ModelConfig", state: "Mapping[str, Tensor]") -> "Model":
 
 
 def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The parameters in float32. Raises UserError, naming them, for those that are NaN or infinite.
-
-    A tensor's sum shows them at a fifteenth of the cost of looking at each number; one that overflows is looked at.
-    """
+    """The parameters in float32. Raises UserError, naming them, for those that are NaN or infinite. A tensor's sum
+    shows them at a fifteenth of the cost of looking at each number; one that overflows is looked at."""
     state = {name: tensor.float() for name, tensor in state.items()}
     suspects = [name for name, tensor in state.items() if not tensor.sum().isfinite()]
     if invalid := [name for name in suspects if not state[name].isfinite().all()]:
@@ -245,6 +240,6 @@ def class_probabilities(logits: "Float[Tensor, '... K']", metadata: Mapping[str,
     return logits.sigmoid() if metadata.get("multi_label") else logits.softmax(dim=-1)
 
 
-def format_function(verb: Literal["read", "metadata", "write"], kind: Format) -> Callable[..., Any]:
+def format_function(verb: Verb, kind: Format) -> Callable[..., Any]:
     """`read_FORMAT`, `metadata_FORMAT` or `write_FORMAT` of the format's module, which imports torch."""
     return getattr(importlib.import_module(f"vitlab.weights.{MODULES[kind]}"), f"{verb}_{kind}")

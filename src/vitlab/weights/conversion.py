@@ -39,10 +39,8 @@ def convert(
     `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
     has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
     README.md, the model card of the Hugging Face hub. `image_size`, `interpolation`, `pool` and `assume` are as in
-    `load_model`; `pre_logits="drop"` leaves out that layer, and the head that was trained on it.
-
-    `source` may be a pickle (.pth, .pt, .bin, .ckpt), which nothing else opens: see `vitlab.weights.pickled`. `key`
-    chooses the weights in it, and `log` receives what is in it.
+    `load_model`; `pre_logits="drop"` leaves out that layer and its head. `source` may be a pickle, which nothing else
+    opens (`vitlab.weights.pickled`): `key` chooses the weights in it, and `log` receives what is in it.
 
     Returns `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises UserError for a model that
     the format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
@@ -76,14 +74,13 @@ def convert(
             "%s cannot say: give it images with values from 0 to 255, scaled so, or use --to vitlab",
             *(destination, *levels, to),
         )
-    difference = _write_compared(model, metadata, final, destination, to)
-    parameters = model.config.num_parameters
-    return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
+    report = {"format": to, "path": str(destination), "parameters": model.config.num_parameters}
+    return report | {"difference": _write_compared(model, metadata, final, destination, to)}
 
 
 @contextlib.contextmanager
 def _unpickled(source: Path, final: Path, key: str | None, log: Callable[[str], None]) -> Iterator[Path]:
-    """The weights in a pickle, in a temporary folder beside the destination. Errors name `source` instead of it."""
+    """The weights in a pickle, in a temporary folder beside the destination. Errors name `source` instead."""
     from vitlab.weights.pickled import unpickle
 
     with temporary_folder(final, source.stat().st_size) as folder:

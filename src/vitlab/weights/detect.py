@@ -27,13 +27,8 @@ READABLE = (
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
 DOWNLOADED = (
-    "config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    OPEN_CLIP_CONFIG,
-    "*.safetensors.index.json",
-    "*.safetensors",
-    "*.npz",
+    *("config.json", "preprocessor_config.json", "processor_config.json", OPEN_CLIP_CONFIG),
+    *("*.safetensors.index.json", "*.safetensors", "*.npz"),
 )
 """All that is ever downloaded: no pickles, no code."""
 

@@ -56,10 +56,8 @@ def write_vitlab(model: nn.Module, folder: Path, extra: Mapping[str, Any]) -> No
 
 
 def _described_state(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The model's configuration, with the number of its present head's outputs, and its parameters on the CPU.
-
-    Raises UserError for parameters that the configuration does not describe, and as `_cpu_tensors`.
-    """
+    """The model's configuration, with the number of its present head's outputs, and its parameters on the CPU. Raises
+    UserError for parameters that the configuration does not describe, and as `_cpu_tensors`."""
     head = unwrap_module(model.head)
     config = dataclasses.replace(model.config, num_classes=getattr(head, "out_features", 0))
     named = {
@@ -99,10 +97,8 @@ def _cpu_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Raises RunError unless config.json and the arrays' names, shapes and lengths are read as they were written.
-
-    The values are not read again, which takes as long as `load_model`: 5 s for a ViT-L on one core.
-    """
+    """Raises RunError unless config.json and the arrays' names, shapes and lengths are read as they were written. The
+    values are not read again, which takes as long as `load_model`: 5 s for a ViT-L on one core."""
     try:
         _read_config(folder)
         with safetensors.safe_open(folder / WEIGHTS, "pt") as file:
@@ -181,10 +177,8 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def write_files(folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any] | str]) -> None:
-    """Writes the weights, and JSON and text files by name, all or nothing.
-
-    Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
-    """
+    """Writes the weights, and JSON and text files by name, all or nothing. Replaces a model in `folder`. Raises
+    UserError for a folder that has other files, and for values that are not JSON."""
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
     with _replacing_model(folder, state, files.keys()) as new:
         for name, text in texts.items():
@@ -258,10 +252,8 @@ def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "e
 
 
 def processed_size(prepared: Preprocessing, config: ModelConfig) -> tuple[int, int]:
-    """Height and width of the images that another library's processor makes: `crop_size` where it has one.
-
-    Warns where the model's patches would cover more of a `crop_size` than `image_size`.
-    """
+    """Height and width of the images that another library's processor makes: `crop_size` where it has one, unless, with
+    a warning, the model's patches would cover more of it than `image_size`."""
     covered = pair(prepared.image_size or config.image_size)
     if prepared.crop_size is None:
         return covered

@@ -127,11 +127,9 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
 
 def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
     """Writes a folder that `AutoModelForImageClassification.from_pretrained(folder)` turns into an equal model, or
-    `AutoModel` where there is no head. Its images are in [-1, 1].
-
-    Of `metadata`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises
-    UserError for a model that Hugging Face's code would compute otherwise, and for a folder with other files.
-    """
+    `AutoModel` where there is no head. Its images are in [-1, 1]. Of `metadata`, `classes` and `preprocessing` are
+    written, and in README.md all that `model_card` reads. Raises UserError for a model that Hugging Face's code would
+    compute otherwise, and for a folder with other files."""
     check_classes(metadata, model.config)
     if not isinstance(model, ViT):
         raise UserError("ResNets are not written for Hugging Face. Use save_model (`--to vitlab`).")
@@ -144,10 +142,8 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
 
 def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     """`model_type`, configuration and parameters of an equal Hugging Face model. Raises UserError if there is none.
-
-    Fixed and composed positions become a table. Where LayerScale or registers require DINOv2, a head on the class
-    token alone also reads the mean over patches, with weights of zero, and a missing LayerScale is one of 1.
-    """
+    Where LayerScale or registers require DINOv2, a head on the class token alone also reads the mean over patches, with
+    weights of zero, and a missing LayerScale is one of 1."""
     config = model.config
     kind = _kind(config)
     _check_representable(kind, config)
@@ -190,9 +186,8 @@ def _check_representable(kind: str, config: ViTConfig) -> None:
     }
     if kind.startswith("dinov2"):
         supported["pool"] = ("token", "token+gap")
-        supported["mlp_dim"] = (
-            config.mlp_dim if dinov2_mlp_ratio(config) else max(config.mlp_dim // config.width, 1) * config.width,
-        )
+        nearest = max(config.mlp_dim // config.width, 1) * config.width
+        supported["mlp_dim"] = (config.mlp_dim if dinov2_mlp_ratio(config) else nearest,)
         supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
     if family.has_layer_scale:
         supported |= {"layer_scale": (config.variant.layer_scale,), "swiglu": (True, False)}

@@ -15,7 +15,7 @@ from vitlab.weights.folder import CONFIG, processed_size
 from vitlab.weights.huggingface_images import read_size, to_size
 from vitlab.weights.huggingface_layout import DISTILLED_HEADS, FAMILIES, HEADS, part_names, reads_mean
 from vitlab.weights.json_fields import NAMES, multi_label_settings
-from vitlab.weights.layout import count_units, require_shape
+from vitlab.weights.layout import check_sizes, count_units, require_shape
 
 CLASSES = {
     "vit": "ViT",
@@ -37,22 +37,12 @@ GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------- reading
-
-
 def check_setting(settings: dict[str, Any], name: str, default: Any, *, supported: Collection[Any]) -> Any:
     """The value of a setting. Raises UserError for one that cannot be computed here."""
     value = settings.get(name, default)
     if value not in supported:
         raise UserError(f"{CONFIG} says {name}={value!r}; supported: {', '.join(map(repr, supported))}.")
     return value
-
-
-def check_sizes(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
-    """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
-    for name, size in sizes.items():
-        if settings.get(name, size) != size:
-            raise UserError(f"{CONFIG} says {name}={settings[name]!r} and the arrays are for {size!r}; get them again")
 
 
 def read_classes(settings: dict[str, Any]) -> list[str] | None:
@@ -64,9 +54,6 @@ def read_classes(settings: dict[str, Any]) -> list[str] | None:
         return names and list(map(str, names))
     except (KeyError, TypeError) as error:
         raise UserError(f"{CONFIG} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
-
-
-# ---------------------------------------------------------------------------------------- the model of the arrays
 
 
 def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ModelConfig:

@@ -20,8 +20,6 @@ EXTRA: dict[str, Any] = {
 }
 """`extra` in our config.json. `Preprocessing.read` checks its `preprocessing`."""
 
-# ------------------------------------------------------------------------------------------------- Hugging Face
-
 _VISION_MODEL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size"), PositiveInt),
     **dict.fromkeys(("num_channels", "intermediate_size", "num_groups", "width_factor", "output_stride"), PositiveInt),
@@ -54,8 +52,6 @@ HUGGINGFACE_IMAGES: dict[str, Any] = {
 }
 """preprocessor_config.json."""
 
-# ---------------------------------------------------------------------------------------------------- open_clip
-
 OPEN_CLIP: dict[str, Any] = {
     "model_cfg": {
         "quick_gelu": bool,
@@ -76,8 +72,6 @@ OPEN_CLIP: dict[str, Any] = {
     },
 }
 """open_clip_config.json."""
-
-# --------------------------------------------------------------------------------------------------------- timm
 
 _TIMM_ARGS: dict[str, Any] = {
     **dict.fromkeys(("num_heads", "depth", "embed_dim", "in_chans", "attn_pool_num_heads"), PositiveInt),
@@ -106,8 +100,6 @@ TIMM: dict[str, Any] = _TIMM_IMAGES | {
     "pretrained_cfg": _TIMM_IMAGES,
 }
 """config.json; older files have on the first level what newer ones have in `pretrained_cfg`."""
-
-# ------------------------------------------------------------------------------------- several labels per image
 
 PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
 """The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""

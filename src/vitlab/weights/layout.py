@@ -41,10 +41,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def renamed_layout(config: ModelConfig, rename: Callable[[str], Mapping[str, int]]) -> Layout:
-    """The layout of a format that stores our arrays under other names.
-
-    `rename` maps a name of ours to the names in the file -> their shares of the rows, in order.
-    """
+    """The layout of a format that stores our arrays under other names: `rename` maps a name of ours to the names in the
+    file -> their shares of the rows, in order."""
     layout = {}
     for ours, (rows, *rest) in parameter_shapes(config).items():
         shares, start = rename(ours), 0
@@ -117,6 +115,13 @@ def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int
             f"required. The file has {first_ten(sorted(arrays)) or 'no arrays'}."
         )
     return tuple(arrays[name].shape)
+
+
+def check_sizes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
+    for name, size in sizes.items():
+        if (said := settings.get(name, size)) not in (size, [size, size]):
+            raise UserError(f"config.json says {name}={said!r} and the arrays are for {size!r}; get them again.")
 
 
 def num_rows(arrays: Mapping[str, Tensor], name: str) -> int:

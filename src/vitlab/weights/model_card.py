@@ -38,9 +38,10 @@ def model_card(
     name, dataset = quoted(folder.resolve().name), metadata.get("dataset")
     if dataset is not None and not dataset.startswith("hub:"):
         dataset = quoted(Path(dataset.partition(":")[2] or dataset).name)
+    for_dataset = f" for {dataset}" if dataset and config.num_classes else ""
     text = ENVIRONMENT.get_template("README.md.j2").render(
         front_matter=_front_matter(library, name, config, metadata, dataset),
-        title=f"{name_of(config)}{f' for {dataset}' if dataset and config.num_classes else ''}",
+        title=name_of(config) + for_dataset,
         library=LIBRARIES[library],
         config=config,
         metadata=metadata,

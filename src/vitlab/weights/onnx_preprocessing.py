@@ -100,8 +100,7 @@ def _resized_size(how: Preprocessing, crop: tuple[int, int]) -> str:
 
 
 def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: tuple[int, int]) -> None:
-    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes uint8 images, or the
-    int32 levels of a file where the checkpoint has a range of them."""
+    """Puts the nodes of `preprocessing_graph` in front of the model, in place: its input becomes theirs."""
     import onnx_ir
 
     graph = model.graph

@@ -49,14 +49,15 @@ def read_timm(
     Raises UserError for a corrupt file, for a model that computes something else, and for tensors that do not fit.
     """
     assume = assume or Assumptions()
-    file = _open(Path(path), name or str(path), read_safetensors, image_size, assume)
+    name = name or str(path)
+    file = _open(Path(path), name, read_safetensors, image_size, assume)
     settings, tensors = file.settings, file.tensors
     config = infer_config(file.where, tensors, settings)
     if file.is_bare:
         prepared = assumed_preprocessing(file.origin, config, settings.mean, settings.std)
-        warn_assumptions(file.name, file.origin, config, prepared, assume)
+        warn_assumptions(name, file.origin, config, prepared, assume)
     elif file.origin.left_out:
-        warn_once(f"{file.name}: {file.origin.describe_left_out()}.")
+        warn_once(f"{name}: {file.origin.describe_left_out()}.")
     if isinstance(config, ViTConfig):
         _convert_registers(tensors, config)
         _complete_biases(tensors, config)
@@ -92,7 +93,6 @@ def metadata_timm(
 class TimmFile:
     """A checkpoint whose tensors have timm's names."""
 
-    name: str
     where: str
     """What errors call it."""
     settings: TimmConfig
@@ -118,7 +118,7 @@ def _open(
     if not settings.architecture:
         check_bare(where, tensors.keys())
     is_bare = not (path.is_dir() or origin.described)
-    return TimmFile(name, where, settings, rename_eva(tensors), origin, is_bare)
+    return TimmFile(where, settings, rename_eva(tensors), origin, is_bare)
 
 
 def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:

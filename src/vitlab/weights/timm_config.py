@@ -18,7 +18,7 @@ from vitlab.settings import read_fields
 from vitlab.weights.folder import read_settings
 from vitlab.weights.huggingface_layout import IMAGENET
 from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
-from vitlab.weights.layout import count_units, num_rows, require_shape
+from vitlab.weights.layout import check_sizes, count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
 from vitlab.weights.timm_layout import BACKBONE
 
@@ -117,9 +117,6 @@ def _read_preprocessing(
     ).for_patches(int(patch))
 
 
-# ---------------------------------------------------------------------------------------- the model of the tensors
-
-
 def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig) -> ModelConfig:
     """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
     only its tensors show (a norm, a gate) is left to `check_arrays`."""
@@ -153,10 +150,8 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         "patch_size": patch,
         "in_chans": 3 if stem else channels,
     }
-    for name, value in sizes.items():
-        if args.get(name, value) not in (value, [value, value]):
-            raise UserError(f"config.json says {name}={args[name]} and the tensors are for {value}.")
-    heads, pool = _infer_heads(width, args), _infer_pool(tensors, settings.pool, args)
+    check_sizes(args, sizes)
+    pool = _infer_pool(tensors, settings.pool, args)
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         dynamic_image_size=bool(args.get("dynamic_img_size")),
@@ -164,7 +159,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         patch_size=patch,
         width=width,
         depth=sizes["depth"],
-        heads=heads,
+        heads=_infer_heads(width, args),
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
@@ -232,8 +227,8 @@ def _infer_resnet(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ResNet
         raise UserError(f"global_pool is {settings.pool!r}; a ResNet supports only 'avg'.")
     height, width = settings.image_hw or (224, 224)
     size = height if height == width else (height, width)
-    body = _infer_body(tensors, "v2", "")
-    return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
+    num_classes = num_rows(tensors, "head.fc.weight")
+    return ResNetConfig(image_size=size, body=_infer_body(tensors, "v2", ""), num_classes=num_classes)
 
 
 def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], prefix: str) -> ResNetBody:
