@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import UserError, first_ten
+from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig
+from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.weights.assumptions import Assumptions
@@ -24,8 +26,6 @@ if typing.TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor, nn
 
-    from vitlab.models.config import ImageSize, ModelConfig
-    from vitlab.models.variant import Interpolation
     from vitlab.models.vit import Model
 
 Verb = Literal["read", "metadata", "write"]
@@ -45,7 +45,7 @@ class Checkpoint:
 def load_model(
     path: Path | str,
     *,
-    image_size: "ImageSize | None" = None,
+    image_size: ImageSize | None = None,
     num_classes: int | None = None,
     reset_head: bool = False,
     pre_logits: Literal["keep", "drop"] = "keep",
@@ -53,7 +53,7 @@ def load_model(
     dropout: float | None = None,
     patch_dropout: float | None = None,
     stochastic_depth: float | None = None,
-    interpolation: "Interpolation | None" = None,
+    interpolation: Interpolation | None = None,
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
     pool: Literal["token"] | None = None,
@@ -104,7 +104,7 @@ def load_model(
 
 
 def _read(
-    verb: Verb, path: Path | str, image_size: "ImageSize | None", assume: Mapping[str, Any] | None, name: str = ""
+    verb: Verb, path: Path | str, image_size: ImageSize | None, assume: Mapping[str, Any] | None, name: str = ""
 ) -> Any:
     """What `read_FORMAT` or `metadata_FORMAT` returns for a checkpoint. Not all of timm's and Google's files describe
     their model: these readers take more than the path. Raises UserError for `assume` with a file that does."""
@@ -119,12 +119,8 @@ def _read(
     return format_function(verb, kind)(local, **arguments)
 
 
-def _dynamic_image_size(
-    path: Path | str, saved: "ModelConfig", config: "ModelConfig", given: bool | None
-) -> bool | None:
+def _dynamic_image_size(path: Path | str, saved: ModelConfig, config: ModelConfig, given: bool | None) -> bool | None:
     """The setting of the model: position embeddings that were interpolated once are not interpolated again."""
-    from vitlab.models.config import LEARNED_POSITIONS
-
     if config.kind != "vit" or config.position not in LEARNED_POSITIONS or config.grid == saved.grid:
         return given
     if given:
@@ -135,7 +131,7 @@ def _dynamic_image_size(
     return False
 
 
-def _build(config: "ModelConfig", state: "Mapping[str, Tensor]") -> "Model":
+def _build(config: ModelConfig, state: "Mapping[str, Tensor]") -> "Model":
     import torch
 
     from vitlab.models.vit import build_model
@@ -159,7 +155,7 @@ def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str
     return state
 
 
-def _with_vit_settings(path: Path | str, config: "ModelConfig", settings: Mapping[str, Any]) -> "ModelConfig":
+def _with_vit_settings(path: Path | str, config: ModelConfig, settings: Mapping[str, Any]) -> ModelConfig:
     """`config` with the settings that are not None. Raises UserError for a ResNet, which has none of them."""
     changes = {name: value for name, value in settings.items() if value is not None}
     if changes and config.kind != "vit":
@@ -184,8 +180,8 @@ def save_model(model: "nn.Module", folder: Path | str, *, extra: dict[str, Any] 
 def load_checkpoint(
     path: Path | str,
     *,
-    image_size: "ImageSize | None" = None,
-    interpolation: "Interpolation | None" = None,
+    image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
     dynamic_image_size: bool | None = None,
 ) -> Checkpoint:
     """Returns a checkpoint as its library evaluates it: at `image_size`, by default that of its preprocessing, which
@@ -203,7 +199,7 @@ def load_checkpoint(
 
 
 def load_metadata(
-    path: Path | str, *, image_size: "ImageSize | None" = None, assume: Mapping[str, Any] | None = None
+    path: Path | str, *, image_size: ImageSize | None = None, assume: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from vitlab.errors import UserError
 from vitlab.io import open_regular, replacing_folder, resolved, sync, temporary_folder
+from vitlab.models.config import ImageSize
+from vitlab.models.variant import Interpolation
 from vitlab.weights.checkpoint import MODULES, format_function, load_metadata, load_model, without_stale_classes
 from vitlab.weights.detect import HUBS, Format, find_checkpoint, is_pickle
 from vitlab.weights.parity import check_parity
 
 if typing.TYPE_CHECKING:
-    from vitlab.models.config import ImageSize
-    from vitlab.models.variant import Interpolation
     from vitlab.models.vit import Model
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ def convert(
     destination: Path | str,
     *,
     to: Format = "vitlab",
-    image_size: "ImageSize | None" = None,
-    interpolation: "Interpolation | None" = None,
+    image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
     pre_logits: Literal["keep", "drop"] = "keep",
     pool: Literal["token"] | None = None,
     key: str | None = None,

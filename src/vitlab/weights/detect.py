@@ -141,10 +141,8 @@ def _pickles_error(paths: list[Path], what: str) -> UserError:
 def download_checkpoint(spec: str) -> Path:
     """The path of a checkpoint on this machine, downloaded unless it is cached.
 
-    | spec | repository |
-    |---|---|
-    | `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION` | that one; a revision is a branch, a tag or a commit |
-    | `timm:NAME.TAG` | `timm/NAME.TAG`, where timm keeps its weights |
+    `hub:OWNER/NAME` and `hub:OWNER/NAME@REVISION` (a branch, a tag or a commit) name the repository; `timm:NAME.TAG` is
+    `timm/NAME.TAG`, where timm keeps its weights.
 
     Returns the folder with config and weights, or the `.npz` if that is all there is. The hub's cache and environment
     variables apply (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`; `HF_HUB_OFFLINE=1` takes only what is cached).

@@ -38,12 +38,11 @@ RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear",
 def read_images(folder: Path) -> dict[str, Any]:
     """The settings in a folder; empty where there are none. A whole processor (transformers 5) has them beside those of
     its tokenizer, and they count first, as for transformers."""
-    file = folder / PROCESSOR
-    where = f"{file}: image_processor"
-    images = read_settings(file, {"image_processor": dict}).get("image_processor") if file.is_file() else None
+    whole, file = folder / PROCESSOR, folder / IMAGES
+    images = read_settings(whole, {"image_processor": dict}).get("image_processor") if whole.is_file() else None
+    where = str(file) if images is None else f"{whole}: image_processor"
     if images is None:
-        where = str(folder / IMAGES)
-        images = read_settings(folder / IMAGES) if (folder / IMAGES).is_file() else {}
+        images = read_settings(file) if file.is_file() else {}
     images = read_fields(images, HUGGINGFACE_IMAGES, where)
     for name in ("size", "crop_size"):
         if isinstance(images.get(name), dict):

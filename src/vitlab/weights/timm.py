@@ -84,9 +84,8 @@ def metadata_timm(
         prepared = assumed_preprocessing(file.origin, config, file.settings.mean, file.settings.std)
         return {"preprocessing": prepared.to_metadata()}
     settings = TimmConfig.read(path / CONFIG)
-    metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
-    metadata |= {"classes": list(settings.classes)} if settings.classes else {}
-    return {**metadata, **settings.multi_label}
+    classes = {"classes": list(settings.classes)} if settings.classes else {}
+    return {"preprocessing": settings.preprocessing.to_metadata(), **classes, **settings.multi_label}
 
 
 @dataclass(frozen=True)
