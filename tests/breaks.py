@@ -53,7 +53,7 @@ weights/google_layout.py: Queries and keys of Google's files change places.
 + enumerate(("key", "query", "value"))
 pytest weights/test_google.py -k googles_code
 
-weights/timm.py: In timm's attention pooling keys and values come before the queries.
+weights/timm_layout.py: In timm's attention pooling keys and values come before the queries.
 - {name.replace(".qkv.", ".q."): 1, name.replace(".qkv.", ".kv."): 2}
 + {name.replace(".qkv.", ".kv."): 2, name.replace(".qkv.", ".q."): 1}
 pytest weights/test_timm.py -k outputs

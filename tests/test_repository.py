@@ -264,7 +264,7 @@ def test_pickles_have_one_door() -> None:
         assert loads == (door if path == SRC / PICKLES else []), path
         assert ("torch.load" in used) == bool(loads), f"{path}: torch.load is called, not passed on"
         if any(lies_in(name, "vitlab.weights.pickled") for name in used):
-            assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
+            assert path == SRC / "weights" / "conversion.py", "only convert opens pickles"
         keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg == "allow_pickle"]
         assert {ast.unparse(keyword.value) for keyword in keywords} <= {"False"}, path
 

@@ -41,7 +41,7 @@ from vitlab.evaluation.summary import format_evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import LossKind, class_targets
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27

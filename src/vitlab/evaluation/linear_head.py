@@ -14,7 +14,7 @@ from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
 from vitlab.train.objectives import LossKind, classification_loss
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
 """From 1 to 10^5."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 DEFAULT_THRESHOLD = 0.5
 MIN_POSITIVES = 10

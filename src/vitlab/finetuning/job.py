@@ -43,7 +43,7 @@ from vitlab.train.precision import frozen_dtype
 from vitlab.train.stopping import NonFiniteError
 from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 Log = Callable[[str], None]
 MIN_SWEEP, MIN_FINAL = 0.5, 0.6

@@ -107,8 +107,7 @@ class ViT(nn.Module):
         norm: bool = True,
         return_prefix_tokens: bool = False,
     ) -> tuple[Any, ...]:
-        """Patch tokens [B, N, D] after the last `n` blocks, or after those that `n` lists (0 is the first, -1 the
-        last), lowest first, as in DINOv2 and timm.
+        """Patch tokens [B, N, D] after the last `n` blocks or those that `n` lists, lowest first, as DINOv2 and timm.
 
         reshape: as maps [B, D, rows, columns]. norm: after the last LayerNorm. return_prefix_tokens: pairs with the
         prefix tokens [B, p, D]. Raises UserError for a block that the model does not have.
@@ -168,11 +167,8 @@ class ViT(nn.Module):
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False
     ) -> Float[Tensor, "B K"] | Float[Tensor, "B Dr"]:
-        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input.
-
-        With a distillation token, the head's input is the mean of the two tokens, and the logits are the mean of the
-        two heads.
-        """
+        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input. With a distillation token
+        that is the mean of the two tokens, and the logits are the mean of the two heads."""
         pooled = self._pool(tokens)
         if self.pre_logits is not None:
             pooled = torch.tanh(self.pre_logits(pooled))
@@ -217,8 +213,7 @@ def build_model(config: ModelConfig, *, generator: torch.Generator | None = None
 
 
 def unwrap(model: object) -> Model:
-    """The model itself, out of torch's wrappers and peft's; adapters stay in its layers. Raises UserError for another
-    module."""
+    """The model itself, out of torch's wrappers and peft's; adapters stay. Raises UserError for another module."""
     inner = unwrap_module(model)
     if not isinstance(inner, ViT | ResNet):
         raise UserError(

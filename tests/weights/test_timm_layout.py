@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vitlab.models import Variant, ViTConfig
-from vitlab.weights.timm_eva import eva_names, rename_eva, reorder_pairs
+from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs
 
 
 @pytest.mark.parametrize("mlp_norm", [False, True])
