@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitlab.data.dataset import Labels
-from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.result import Evaluation
 from vitlab.evaluation.summary import format_evaluation, headline
 
 

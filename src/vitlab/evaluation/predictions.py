@@ -8,7 +8,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.result import Evaluation
 from vitlab.io import from_cell, write_csv
 
 CSV_COLUMNS = (
