@@ -67,7 +67,7 @@ COMPILED = """
 import sys, torch
 from vitlab.data.registry import load_dataset
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.evaluation.features import load_frozen
+from vitlab.evaluation.frozen import load_frozen
 from vitlab.evaluation.options import EvalOptions
 from vitlab.train.distributed import SINGLE
 from pathlib import Path
