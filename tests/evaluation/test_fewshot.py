@@ -14,7 +14,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation import fewshot, load
-from vitlab.evaluation.features import Features, features
+from vitlab.evaluation.features import Features, features, frozen_preprocessing
 from vitlab.evaluation.fewshot import (
     Ridge,
     accuracies,
@@ -24,7 +24,6 @@ from vitlab.evaluation.fewshot import (
     sample_examples,
     sample_shots,
 )
-from vitlab.evaluation.frozen import frozen_preprocessing
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model

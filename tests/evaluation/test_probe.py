@@ -13,8 +13,7 @@ from vitlab.data.splits import stratified_split
 from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation import probe as probes
-from vitlab.evaluation.features import Features, features
-from vitlab.evaluation.frozen import frozen_preprocessing
+from vitlab.evaluation.features import Features, features, frozen_preprocessing
 from vitlab.evaluation.options import EvalOptions
 from vitlab.evaluation.probe import format_probe, knn, linear_probe, probe_checkpoint
 from vitlab.preprocessing import Preprocessing

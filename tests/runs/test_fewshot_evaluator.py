@@ -16,9 +16,8 @@ from vitlab.config import FewShotConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.evaluation.features import features
+from vitlab.evaluation.features import features, frozen_preprocessing
 from vitlab.evaluation.fewshot import Ridge, sample_shots
-from vitlab.evaluation.frozen import frozen_preprocessing
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs import fewshot_evaluator
 from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator

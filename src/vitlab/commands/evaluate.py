@@ -136,7 +136,7 @@ class Features:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluation.frozen import write_features
+        from vitlab.evaluation.features import write_features
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:

@@ -27,8 +27,8 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features
-from vitlab.evaluation.frozen import check_train_and_test, load_frozen, load_train_and_test
+from vitlab.evaluation.features import Features, load_frozen
+from vitlab.evaluation.load import check_train_and_test, load_train_and_test
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json

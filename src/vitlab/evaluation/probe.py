@@ -13,9 +13,8 @@ from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features
-from vitlab.evaluation.frozen import load_frozen, load_train_and_test
-from vitlab.evaluation.load import device_of
+from vitlab.evaluation.features import Features, load_frozen
+from vitlab.evaluation.load import device_of, load_train_and_test
 from vitlab.evaluation.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 

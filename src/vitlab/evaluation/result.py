@@ -12,13 +12,7 @@ from jaxtyping import Bool, Float, Int
 from vitlab.data.dataset import Labels
 from vitlab.display import preformatted
 from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
-from vitlab.evaluation.multi_label import (
-    label_rows,
-    label_summary,
-    mean_average_precision,
-    set_labels,
-    to_labels,
-)
+from vitlab.evaluation.multi_label import label_rows, label_summary, mean_average_precision, set_labels, to_labels
 from vitlab.evaluation.summary import format_evaluation
 from vitlab.weights.folder import THRESHOLDS
 

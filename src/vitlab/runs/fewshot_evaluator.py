@@ -8,9 +8,8 @@ from torch import nn
 from vitlab.config import DataConfig, FewShotConfig, ReadConfig
 from vitlab.data.registry import load_dataset, require_disjoint
 from vitlab.errors import UserError
-from vitlab.evaluation.features import features
+from vitlab.evaluation.features import features, frozen_preprocessing
 from vitlab.evaluation.fewshot import accuracies, sample_examples
-from vitlab.evaluation.frozen import frozen_preprocessing
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.models.vit import Model
 from vitlab.train.distributed import SINGLE, World

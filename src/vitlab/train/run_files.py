@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Collection
 from pathlib import Path, PurePath
-from typing import Literal
 
 from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, write_sums
 from vitlab.io import clear_leftovers
@@ -13,33 +12,22 @@ RUNTIME, METRICS, SPEED, PLAN = "runtime.json", "metrics.jsonl", "speed.jsonl", 
 PAGE, CARD = "report/index.html", "model/README.md"
 RUNS = ("linear", "run-*", "sweep/lr-*")
 """The folders of a job's runs; each has its own SHA256SUMS."""
-Kind = Literal["report", "result", "record"]
-"""A report is made again from the results of a job, results from the last checkpoint or by the job's runs. Records
-only training itself can regenerate."""
-KINDS: dict[str, Kind] = {
-    CARD: "report",
-    "report/*": "report",
-    "report/figures/*": "report",
-    "result.json": "result",
-    "predictions.csv": "result",
-    "model/*": "result",
-    "masking.safetensors": "result",
-    "reconstructions.png": "result",
-    **{f"{run}/{SUMS}": "result" for run in RUNS},
-    "config.json": "record",
-    PLAN: "record",
-    RUNTIME: "record",
-    METRICS: "record",
-    SPEED: "record",
-    "tensorboard/*": "record",
-    "checkpoints/*/*": "record",
+KINDS = {
+    "report": (CARD, "report/*", "report/figures/*"),
+    "result": (
+        *("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png"),
+        *(f"{run}/{SUMS}" for run in RUNS),
+    ),
+    "record": ("config.json", PLAN, RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*"),
 }
-"""Pattern -> what the files with such a name are. The first pattern that matches counts."""
+"""Kind -> patterns of names; the first that matches counts. A report is made again from the results of a job, results
+from the last checkpoint or by the job's runs; records only training itself can regenerate."""
 
 
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> str | None:
     """The kind of a file, by its name in the folder of a run or job."""
-    return next((kind for pattern, kind in KINDS.items() if PurePath(name).match(pattern)), None)
+    matches = (kind for kind, patterns in KINDS.items() for pattern in patterns if PurePath(name).match(pattern))
+    return next(matches, None)
 
 
 def is_result(name: str) -> bool:
@@ -103,6 +91,7 @@ def _runs(folder: Path) -> list[Path]:
 
 def _present(folder: Path, kinds: Collection[str]) -> set[str]:
     """Names of the files of these kinds."""
-    paths = [path for pattern in KINDS for path in folder.glob(pattern) if path.is_file()]
+    patterns = [pattern for kind in kinds for pattern in KINDS[kind]]
+    paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
     names = {path.relative_to(folder).as_posix() for path in paths}
     return {name for name in names if kind_of(name) in kinds}
