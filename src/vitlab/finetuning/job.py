@@ -36,7 +36,7 @@ from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.recipes.resolve import Reason, changes
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
-from vitlab.runs.run import evaluate_split, run, run_settings, train_and_evaluate, write_run
+from vitlab.runs.run import TrainingRun, evaluate_split, run_settings, write_run
 from vitlab.runs.splits import Splits
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.precision import frozen_dtype
@@ -121,9 +121,8 @@ class FinetuneJob(JobInputs):
         create_model = functools.partial(self.create_model, config.seed)
         head = functools.cache(self.linear.classifier)  # not fitted for a finished run
         averages = self.config.head is not None and alpha < 1
-        return run(
+        run = TrainingRun(
             config,
-            path,
             self.splits,
             create_model,
             "finetune",
@@ -134,7 +133,8 @@ class FinetuneJob(JobInputs):
             settings=settings,
             limit=self.clock.limit("final", later),
             finish=lambda model: average_weights(head(), model, alpha) if averages else model,
-        ).result
+        )
+        return run.run(path).result
 
     def score_learning_rate(self, lr: float, path: Path, later: float = 0.0) -> dict[str, Any]:
         """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged.
@@ -193,11 +193,12 @@ class FinetuneJob(JobInputs):
         splits, context = self.sweep_splits, self.context
         rest, _ = hold_out_indices(self.splits.train, self.config.held_out, self.config.seed)
         create_model = functools.partial(self.create_model, config.seed, rest)
-        description = f"rate {config.optim.lr:g}"
+        limit = self.clock.limit("sweep", later)
+        run = TrainingRun(
+            config, splits, create_model, "finetune", context, description=f"rate {config.optim.lr:g}", limit=limit
+        )
         try:
-            model, evaluation = train_and_evaluate(
-                config, folder, splits, create_model, context, description, limit=self.clock.limit("sweep", later)
-            )
+            model, evaluation = run.train_and_evaluate(folder)
         except NonFiniteError as error:
             self.log(str(error))
             return None

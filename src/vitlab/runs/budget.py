@@ -26,36 +26,39 @@ def fit_steps(
     The steps are at most those of `config`; the warm-up is in proportion. An interrupted run keeps its number of steps,
     and a finished one has no limit. Raises UserError where MIN_STEPS do not fit.
     """
-    world, train, model = context.world, splits.train, config.model
+    world = context.world
     saved = load_reasons(workdir, world)
-    kept = with_settings(config, {reason.setting: reason.value for reason in saved})
+    resumed = with_settings(config, {reason.setting: reason.value for reason in saved})
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
-        return kept, saved, None
-    cost = measure_cost(config, train, context)
-    step, evaluate = config.batch_size * cost.train(model), cost.evaluate(model)
-    validation = 0 if splits.val is splits.test else len(splits.val)
-    after = (len(splits.test) + validation) * evaluate
-    limit = TimeLimit(clock, step, after)
+        return resumed, saved, None
+    cost = measure_cost(config, splits.train, context)
+    eval_seconds = cost.evaluate(config.model)
+    train_seconds = config.batch_size * cost.train(config.model)
+    val_images = 0 if splits.val is splits.test else len(splits.val)
+    test_seconds = (len(splits.test) + val_images) * eval_seconds  # with the last evaluation
+    limit = TimeLimit(clock, train_seconds, after=test_seconds)
     if saved:
-        log(f"resuming the plan in {workdir}: {kept.steps:,} steps")
-        return kept, saved, limit
+        log(f"resuming the plan in {workdir}: {resumed.steps:,} steps")
+        return resumed, saved, limit
+    step_seconds = train_seconds  # with its share of the evaluations
+    if config.eval_every:
+        step_seconds += len(splits.val) * eval_seconds / config.eval_every
+    recipe_steps = config.total_steps(len(splits.train))
+    min_steps = min(MIN_STEPS, recipe_steps)
+    min_seconds = min_steps * step_seconds + test_seconds
     left = world.broadcast_object(clock.left)
-    whole = config.total_steps(len(train))
-    each = step + (len(splits.val) * evaluate / config.eval_every if config.eval_every else 0.0)  # with its evaluations
-    fewest = min(MIN_STEPS, whole)
-    needed = fewest * each + after
-    if needed > PLANNED_FRACTION * left:
-        minutes = math.ceil((needed / PLANNED_FRACTION + clock.seconds - left) / 60)
+    if min_seconds > PLANNED_FRACTION * left:
+        minutes = math.ceil((min_seconds / PLANNED_FRACTION + clock.seconds - left) / 60)
         raise UserError(
-            f"{fewest} steps of {config.batch_size:,} images and the test take {format_duration(needed)} or more here; "
-            f"give --budget {minutes}m, a smaller --batch-size, or a smaller model."
+            f"{min_steps} steps of {config.batch_size:,} images and the test take {format_duration(min_seconds)} or "
+            f"more here; give --budget {minutes}m, a smaller --batch-size, or a smaller model."
         )
-    steps = min(whole, int((PLANNED_FRACTION * left - after) / each))
-    optim = dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps * steps // whole)
+    steps = min(recipe_steps, int((PLANNED_FRACTION * left - test_seconds) / step_seconds))
+    optim = dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps * steps // recipe_steps)
     planned = dataclasses.replace(config, steps=steps, epochs=None, optim=optim)
-    epochs = steps * config.batch_size / len(train)
+    epochs = steps * config.batch_size / len(splits.train)
     log(
-        f"plan: {steps:,} of the recipe's {whole:,} steps ({epochs:.1f} epochs), {format_duration(steps * each)}, then "
-        f"the test, {format_duration(after)}"
+        f"plan: {steps:,} of the recipe's {recipe_steps:,} steps ({epochs:.1f} epochs), "
+        f"{format_duration(steps * step_seconds)}, then the test, {format_duration(test_seconds)}"
     )
     return planned, tuple(Reason(name, value, "the time budget") for name, value in changes(config, planned)), limit

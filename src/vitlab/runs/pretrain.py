@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from vitlab.config import TrainConfig
 from vitlab.data.classes import require_two_classes
 from vitlab.data.registry import check_source
 from vitlab.runs.budget import fit_steps
-from vitlab.runs.run import RunContext, RunResult, excluded, run
+from vitlab.runs.run import RunContext, RunResult, TrainingRun, excluded
 from vitlab.runs.splits import load_splits, require_readable_classes, with_measured_range
 from vitlab.train.clock import Clock
 from vitlab.train.distributed import SINGLE, World
@@ -57,9 +56,8 @@ def pretrain(
         config = dataclasses.replace(config, model=model)
     generator = torch.Generator().manual_seed(config.seed)
     create_model = functools.partial(create_training_model, config.model, config.masking, generator)
-    options: dict[str, Any] = {}
-    if budget is not None:
-        clock = Clock(budget, started)
-        config, reasons, options["limit"] = fit_steps(config, Path(workdir), splits, context, clock, log)
-        options["settings"] = {"reasons": reasons}
-    return run(config, workdir, splits, create_model, "pretrain", context, **options)
+    if budget is None:
+        return TrainingRun(config, splits, create_model, "pretrain", context).run(workdir)
+    config, reasons, limit = fit_steps(config, Path(workdir), splits, context, Clock(budget, started), log)
+    settings = {"reasons": reasons}
+    return TrainingRun(config, splits, create_model, "pretrain", context, settings=settings, limit=limit).run(workdir)
