@@ -46,12 +46,6 @@ def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Modul
     return model
 
 
-def rejection_threshold(record: Mapping[str, Any]) -> dict[str, float]:
-    """`reject_below` for the metadata of a model, if held-out images gave one."""
-    threshold = record.get("reject_below")
-    return {} if threshold is None else {"reject_below": threshold}
-
-
 def summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
     """The tests of the final runs, or the least-squares head's, for result.json."""
     summary: dict[str, Any] = {
