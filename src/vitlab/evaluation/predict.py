@@ -18,7 +18,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
-from vitlab.evaluation.multi_label import describe_thresholds, labels_of, stored_thresholds
+from vitlab.evaluation.multi_label import describe_thresholds, label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.io import as_cells, writing
@@ -140,7 +140,7 @@ class _Predictor:
             logits = self.loaded.model(pixels).float()
         sets: Sequence[tuple[str, ...] | None] = [None] * len(batch)
         if metadata.get("multi_label"):
-            sets = labels_of(logits, self.thresholds, class_names(metadata, logits.shape[1]))
+            sets = label_names(logits, self.thresholds, class_names(metadata, logits.shape[1]))
         for (path, _), best, labels in zip(batch, top_classes(logits, metadata, self.top), sets, strict=True):
             if all(math.isfinite(probability) for _, probability in best):
                 yield Prediction(path, best, rejected=best[0][1] < self.reject_below, labels=labels)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from vitlab.data.dataset import Labels
 from vitlab.display import preformatted
 from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
-from vitlab.evaluation.multi_label import label_rows, label_summary, mean_average_precision, set_labels, to_labels
+from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
 from vitlab.evaluation.summary import format_evaluation
 from vitlab.weights.folder import THRESHOLDS
 
@@ -61,7 +61,7 @@ class Evaluation:
         """The same with the labels that these thresholds set, where there are `scores`."""
         if self.scores is None:
             return self
-        predicted = set_labels(torch.from_numpy(self.scores), thresholds).numpy()
+        predicted = decide_labels(torch.from_numpy(self.scores), thresholds).numpy()
         return dataclasses.replace(self, thresholds=thresholds, predicted_sets=to_labels(predicted))
 
     @property
