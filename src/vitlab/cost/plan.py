@@ -154,7 +154,7 @@ def estimate(
     flops, mfu_source = _device_flops(config, device, mfu, peak, rank.images_at_once)
     seconds = work * 1e18 / (flops * count)
     images_per_s = steps * config.batch_size / seconds
-    parameters = weight_counts(config.model, config.masking).total
+    parameters, *_ = weight_counts(config.model, config.masking)
     state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return Estimate(
         model=ModelSize(model_name, parameters, config.model.forward_macs),

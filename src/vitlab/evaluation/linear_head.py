@@ -83,7 +83,7 @@ def least_squares_head(
         raise UserError(f"least squares requires two training images or more, not {images}; add images.")
     if groups is not None and (groups == groups[0]).all():
         raise UserError(f"all {images} training images are in one group, so none can be left out; give other groups.")
-    ridge = _fit(x, labels, num_classes)
+    ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
@@ -97,18 +97,11 @@ def least_squares_head(
     metrics = _held_out_metrics(held_out_scores(l2) * scale, targets)
     if groups is not None and not refit:
         rest = groups < 0
-        ridge = _fit(x[:, rest], labels[rest], num_classes)
+        ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight
     return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2=l2, loss=loss, **metrics)
-
-
-def _fit(
-    x: Float[np.ndarray, "V n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
-) -> Ridge:
-    """Least squares for all views of each image."""
-    return Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * len(x)), num_classes)
 
 
 def _best_scale(scores: Tensor, targets: Tensor) -> tuple[float, float]:
@@ -130,11 +123,7 @@ def _held_out_metrics(logits: Tensor, targets: Tensor) -> dict[str, Any]:
         reject_below = choose_rejection(confidences.numpy(), correct.numpy())
         return {"accuracy": float(correct.double().mean()), "reject_below": reject_below}
     predictions = logits.sigmoid().max(dim=1).indices
-    correct = targets.gather(1, predictions[:, None])
-    hot = targets.numpy()
-    lower = logits.numpy().astype(np.float32)
-    return {
-        "accuracy": float(correct.double().mean()),
-        "mean_average_precision": mean_average_precision(hot, lower),
-        THRESHOLDS: choose_thresholds(hot, lower),
-    }
+    accuracy = float(targets.gather(1, predictions[:, None]).double().mean())
+    hot, scores = targets.numpy(), logits.numpy().astype(np.float32)
+    precision = mean_average_precision(hot, scores)
+    return {"accuracy": accuracy, "mean_average_precision": precision, THRESHOLDS: choose_thresholds(hot, scores)}

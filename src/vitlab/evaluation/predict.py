@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -103,49 +104,45 @@ def predict(
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
-    predictor = _Predictor(loaded, options.precision, top, reject_below or 0.0, thresholds)
+    predict_batch = functools.partial(_predict_batch, loaded, options.precision, top, reject_below or 0.0, thresholds)
     transform = EvalTransform(loaded.model.config.image_hw, loaded.preprocessing)
     batch: list[tuple[str, Tensor]] = []
     for path, image in images:
         try:
             batch.append((path, transform.apply([read_image(image, path, loaded.preprocessing.range)])))
         except ImageError as error:
-            yield from predictor.predict(batch)  # the images before it
+            yield from predict_batch(batch)  # the images before it
             batch = []
             yield Prediction(path, error=error.reason)
         if len(batch) == BATCH_SIZE:
-            yield from predictor.predict(batch)
+            yield from predict_batch(batch)
             batch = []
-    yield from predictor.predict(batch)
+    yield from predict_batch(batch)
 
 
-@dataclass(frozen=True)
-class _Predictor:
-    """A checkpoint, and how its outputs become predictions."""
-
-    loaded: Checkpoint
-    precision: str
-    top: int
-    reject_below: float
-    thresholds: Sequence[float] | None
-    """The probability from which each of several labels is set; None: 0.5."""
-
-    def predict(self, batch: Sequence[tuple[str, Tensor]]) -> Iterator[Prediction]:
-        """The predictions for preprocessed images, by path."""
-        if not batch:
-            return
-        metadata = self.loaded.metadata
-        pixels = torch.cat([image for _, image in batch]).to(device_of(self.loaded.model))
-        with torch.inference_mode():
-            logits = self.loaded.model(pixels).float()
-        sets: Sequence[tuple[str, ...] | None] = [None] * len(batch)
-        if metadata.get("multi_label"):
-            sets = label_names(logits, self.thresholds, class_names(metadata, logits.shape[1]))
-        for (path, _), best, labels in zip(batch, top_classes(logits, metadata, self.top), sets, strict=True):
-            if all(math.isfinite(probability) for _, probability in best):
-                yield Prediction(path, best, rejected=best[0][1] < self.reject_below, labels=labels)
-            else:
-                yield Prediction(path, error=f"the model's outputs are not finite in {self.precision}")
+def _predict_batch(
+    loaded: Checkpoint,
+    precision: str,
+    top: int,
+    reject_below: float,
+    thresholds: Sequence[float] | None,
+    batch: Sequence[tuple[str, Tensor]],
+) -> Iterator[Prediction]:
+    """The predictions for preprocessed images; `thresholds` are those of several labels."""
+    if not batch:
+        return
+    metadata = loaded.metadata
+    pixels = torch.cat([image for _, image in batch]).to(device_of(loaded.model))
+    with torch.inference_mode():
+        logits = loaded.model(pixels).float()
+    sets: Sequence[tuple[str, ...] | None] = [None] * len(batch)
+    if metadata.get("multi_label"):
+        sets = label_names(logits, thresholds, class_names(metadata, logits.shape[1]))
+    for (path, _), best, labels in zip(batch, top_classes(logits, metadata, top), sets, strict=True):
+        if all(math.isfinite(probability) for _, probability in best):
+            yield Prediction(path, best, rejected=best[0][1] < reject_below, labels=labels)
+        else:
+            yield Prediction(path, error=f"the model's outputs are not finite in {precision}")
 
 
 def top_classes(
@@ -196,7 +193,7 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
         try:
             yield table.write
         finally:
-            table.close()
+            table.write_waiting()
             if not table.begun and is_new:
                 path.unlink()
 
@@ -216,13 +213,11 @@ class _Table:
     def write(self, prediction: Prediction) -> None:
         self._waiting.append(prediction)
         if self.begun or prediction.top:
-            self._write_waiting()
+            self.write_waiting()
 
-    def close(self) -> None:
-        if self._waiting:
-            self._write_waiting()
-
-    def _write_waiting(self) -> None:
+    def write_waiting(self) -> None:
+        if not self._waiting:
+            return
         if not self.begun:
             self._begin(self._waiting[-1])
         for prediction in self._waiting:

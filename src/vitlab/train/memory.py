@@ -29,15 +29,6 @@ from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision
 
 
-class WeightCounts(NamedTuple):
-    """Numbers of weights: in all, in the largest block, outside of blocks, and that are trained."""
-
-    total: int
-    block: int
-    outside: int
-    trained: int
-
-
 class ItemSize(NamedTuple):
     """Bytes of a number: in matrix products and convolutions, and in normalizations (float32 with autocast)."""
 
@@ -74,29 +65,29 @@ def rank_bytes(
     of the products: the weights outside of blocks, of the current block and of the next one; the gradients of the
     first two, the block's also in float32. A step of several micro-batches shards its gradients after the last one.
     """
-    counts = weight_counts(config.model, config.masking, config.trained_blocks)
+    total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
     num_shards = world_size if sharded else 1
-    weights = -(-4 * counts.total // num_shards)
-    trained = -(-4 * counts.trained // num_shards)
+    weights = -(-4 * total // num_shards)
+    trained_weights = -(-4 * trained // num_shards)
     local_batch = -(-config.batch_size // world_size)
     gathered = 0
-    gradients = trained
+    gradients = trained_weights
     if sharded:
         precision = "float32" if precision == "float32" else "bfloat16"
         itemsize = 4 if precision == "float32" else 2
-        gathered = itemsize * (2 * counts.outside + 3 * counts.block) + 4 * counts.block
+        gathered = itemsize * (2 * outside + 3 * block) + 4 * block
         if microbatch < local_batch:
-            gradients = 4 * counts.trained
+            gradients = 4 * trained
     elif precision == "bfloat16":
-        gradients += 2 * counts.trained  # of the copy of the weights
+        gradients += 2 * trained  # of the copy of the weights
     saved, work = activation_bytes(config, precision, device_type)
     height, width = config.model.image_hw
     return {
         "weights": weights,
-        "copies": _copied_bytes(config, counts, precision, sharded),
+        "copies": _copied_bytes(config, precision, sharded),
         "gathered": gathered,
         "gradients": gradients,
-        "optimizer": state_per_weight(config.optim) * trained,
+        "optimizer": state_per_weight(config.optim) * trained_weights,
         "average": weights if config.average_decay else 0,
         "images": 2 * local_batch * 3 * height * width * 4,  # of this step and the next one
         "activations": microbatch * saved,
@@ -104,37 +95,33 @@ def rank_bytes(
     }
 
 
-def _copied_bytes(config: TrainConfig, counts: WeightCounts, precision: Precision, sharded: bool) -> int:
-    """Bytes of weights that are standardized or cast for the products, besides what is gathered.
-
-    With activation checkpointing a block makes and frees its own, but for the copy of precision bfloat16.
-    """
-    copies = 0
+def _copied_bytes(config: TrainConfig, precision: Precision, sharded: bool) -> int:
+    """Bytes of weights that are standardized or cast for the products, besides what is gathered. With activation
+    checkpointing each block frees its own; the model in bfloat16 stays."""
+    total, _, _, trained = weight_counts(config.model, config.masking, config.trained_blocks)
     body = _body(config.model)
-    if body and not config.activation_checkpointing:
-        filters = body.num_parameters(config.model.image_hw) * counts.trained // counts.total
-        copies += filters * (6 if precision == "bfloat16" else 4)  # standardized in float32, then cast
-    if sharded:
+    copies = 2 * total if precision == "bfloat16" and not sharded else 0
+    if config.activation_checkpointing:
         return copies
-    if precision == "bfloat16":
-        copies += 2 * counts.total
-    elif precision == "autocast" and not config.activation_checkpointing:
-        copies += 2 * counts.trained
+    if body:  # standardized in float32, then cast
+        copies += body.num_parameters(config.model.image_hw) * trained // total * (6 if precision == "bfloat16" else 4)
+    if precision == "autocast" and not sharded:
+        copies += 2 * trained
     return copies
 
 
 @functools.cache
 def weight_counts(
     config: ModelConfig, masking: MaskingConfig | None, trained_blocks: int | None = None
-) -> WeightCounts:
-    """The numbers of weights of the model in training."""
+) -> tuple[int, int, int, int]:
+    """The number of weights: in all, in the largest block, outside of blocks, and that are trained."""
     with torch.device("meta"):
         model = create_training_model(config, masking)
     blocks = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
     total = sum(p.numel() for p in model.parameters())
     freeze_blocks(model, trained_blocks)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return WeightCounts(total, max(blocks, default=0), total - sum(blocks), trained)
+    return total, max(blocks, default=0), total - sum(blocks), trained
 
 
 def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_type: str) -> int:
