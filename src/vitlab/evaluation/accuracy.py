@@ -35,11 +35,9 @@ from vitlab.train.objectives import LossKind, class_targets
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27
 """Logits that are kept for several labels, of images times classes: 512 MiB."""
-COLUMNS: dict[str, np.ndarray] = {
-    **dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64)),
-    **dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32)),
-    **dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_)),
-}
+COLUMNS: dict[str, np.ndarray] = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
+COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
+COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
 """The fields of an Evaluation that have a number for each image, without any image."""
 
 
