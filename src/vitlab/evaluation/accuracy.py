@@ -149,7 +149,9 @@ def evaluate_checkpoint(
     name = dataset or metadata.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
-    resize = _default_resize(name, max(config.image_hw)) if resize is None else resize
+    if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
+        before, after = info.eval_resize
+        resize = round(max(config.image_hw) * before / after)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
     # Of its own data set the checkpoint knows the folder, the classes, and whether unreadable images were skipped.
@@ -175,12 +177,3 @@ def evaluate_checkpoint(
     if world.is_rank_0:
         warn_of_skipped_classes(images, evaluation.indices)
     return evaluation.with_thresholds(thresholds)
-
-
-def _default_resize(dataset: str, side: int) -> int | None:
-    """The side to which images of this data set are resized before the crop of `side` pixels, if it has its own."""
-    info = DATASETS.get(dataset)
-    if info is None or not info.eval_resize:
-        return None
-    before, after = info.eval_resize
-    return round(side * before / after)

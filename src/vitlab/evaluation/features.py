@@ -195,18 +195,16 @@ def write_features(
             dataset, split, root=root, on_error=options.on_error, levels=preprocessing.range, read=options
         )
     computed = features_of(images)
-    if world.is_rank_0 and out.suffix == ".npz":
-        _write_npz(out, images, computed)
-    elif world.is_rank_0:
-        _write_parquet(out, images, computed)
-    counts = {"images": len(computed.indices), "skipped": computed.skipped, "dimensions": computed.x.shape[1]}
-    return {"out": str(out), **counts}
+    if world.is_rank_0:
+        write = _write_npz if out.suffix == ".npz" else _write_parquet
+        write(out, images, computed)
+    count, width = computed.x.shape
+    return {"out": str(out), "images": count, "skipped": computed.skipped, "dimensions": width}
 
 
 def _write_npz(out: Path, images: Dataset, computed: Features) -> None:
-    labels = computed.labels
-    if images.label_sets is not None:
-        labels = images.label_sets.multi_hot(computed.indices, len(images.classes))
+    sets = images.label_sets
+    labels = computed.labels if sets is None else sets.multi_hot(computed.indices, len(images.classes))
     files = np.array([images.path(index) for index in computed.indices.tolist()])
     arrays = {"features": computed.x, "files": files, "labels": labels, "classes": np.array(images.classes)}
     write_arrays(out, arrays)

@@ -1,8 +1,8 @@
 """The memory of a training step and of inference, by a formula: the bytes of a plain (not compiled) model.
 
 `rank_bytes` is a training step, `inference_bytes` a forward pass; `vitlab plan`, `vitlab bench` and the choice of a
-micro-batch call them. The functions below count an image tensor by tensor: letters are those of the paper, M is
-`mlp_dim`.
+micro-batch call them. The functions below count the tensors of an image: of width d, with m in the MLP of a ViT or
+inside a unit of a ResNet.
 
 The sum is within 10 % of the peaks measured on a GPU (`docs/reproduce.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
@@ -73,7 +73,7 @@ def rank_bytes(
     gathered = 0
     gradients = trained_weights
     if sharded:
-        precision = "float32" if precision == "float32" else "bfloat16"
+        precision = "bfloat16" if precision == "autocast" else precision  # FSDP2 casts what it gathers
         itemsize = 4 if precision == "float32" else 2
         gathered = itemsize * (2 * outside + 3 * block) + 4 * block
         if microbatch < local_batch:
@@ -184,7 +184,7 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
         saved = outside + sum(block.saved for block in trained)
         peaks = [saved + block.work for block in trained[-1:]]
     peaks.append(saved + 8 * outputs)
-    peaks.append((size.norm if body else size.product) * _forward_numbers(model))  # of frozen blocks
+    peaks.append((size.norm if body else size.product) * _forward_numbers(model))  # higher where blocks are frozen
     return saved, max(peaks) - saved
 
 
@@ -243,7 +243,8 @@ def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> 
         saved = size.norm * norm_inputs + size.relu * relu_outputs
         if body.mixing == "axial":  # two attentions: input, q, k, v, scaled q, output; relative logits
             saved += size.product * before * (2 * 6 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))
-        units.append(BlockBytes((size.norm if v1 else size.product) * c * before, saved, 2 * size.norm * out * after))
+        input_size = size.norm if v1 else size.product
+        units.append(BlockBytes(input_size * c * before, saved, work=2 * size.norm * out * after))
     return units
 
 
