@@ -58,8 +58,8 @@ class Ridge:
             targets[np.arange(len(x)), labels] = 1.0
         else:
             targets[labels] = 1.0
-        # W = outer @ diag(1 / (eigenvalues + l2)) @ inner. The hat matrix is H = basis @ S @ basis.T, in the primal form
-        # with S = diag(1 / (eigenvalues + l2)), in the dual form with S = diag(eigenvalues / (eigenvalues + l2)).
+        # W = outer @ diag(1 / (eigenvalues + l2)) @ inner. The hat matrix is H = basis @ S @ basis.T: in the primal
+        # form with S = diag(1 / (eigenvalues + l2)), in the dual form with S = diag(eigenvalues / (eigenvalues + l2)).
         self._primal = full.shape[0] >= full.shape[1]
         if self._primal:
             eigenvalues, vectors = np.linalg.eigh(full.T @ full)
