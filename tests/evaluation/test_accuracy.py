@@ -24,8 +24,7 @@ from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 from vitlab.evaluation.calibration import calibrate
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
-from vitlab.evaluation.result import Evaluation
-from vitlab.evaluation.summary import format_evaluation
+from vitlab.evaluation.result import Evaluation, format_evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.run import PREDICTIONS, RunResult

@@ -26,7 +26,7 @@ from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.evaluation.multi_label import mean_average_precision
-from vitlab.evaluation.summary import headline
+from vitlab.evaluation.result import headline
 from vitlab.finetuning.job_clock import JobClock
 from vitlab.finetuning.stages import HEAD_IMAGES, HEAD_SHOTS, head_images
 from vitlab.models.vit import Model

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitlab.config import FinetuneConfig
-from vitlab.evaluation.summary import headline
+from vitlab.evaluation.result import headline
 from vitlab.train.stopping import NonFiniteError
 
 ALPHA_WITHOUT_SWEEP = 0.25

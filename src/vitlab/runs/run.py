@@ -22,7 +22,7 @@ from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
-from vitlab.evaluation.summary import format_evaluation
+from vitlab.evaluation.result import format_evaluation
 from vitlab.recipes.resolve import Reason
 from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
