@@ -31,7 +31,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     """
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
-    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)
+    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
 
     def choose_and_measure() -> Plan:
         """Plans, measures at the planned size, and plans again, until that size is measured."""
