@@ -44,7 +44,7 @@ class MaskedEvaluation:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def record(self) -> dict[str, Any]:
-        """The metrics and what they were totals on, as plain data."""
+        """The metrics and what they were measured on, as plain data."""
         return self.metrics() | {"images": self.images, "patches": self.patches, "skipped": self.skipped}
 
 
