@@ -139,9 +139,10 @@ def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_
 def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
     """The numbers of an image at the peak of a forward pass without gradients, the image included."""
     body = _body(config)
+    pixels = math.prod(config.image_hw)
     peaks = [0]
     if body:
-        peaks.append(3 * _root_numbers(body, config.image_hw))
+        peaks.append(3 * (body.width * pixels // 4))
         for unit in body.units():
             before, after = _positions(unit, config.image_hw)
             peaks.append(unit.channels_out * after * (4 if body.version == "v1" else 3) + unit.inner * before)
@@ -151,7 +152,7 @@ def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
             peaks.append(tokens * (_mlp_layers(config) * config.mlp_dim + 3 * d))
             if not fused:
                 peaks.append(tokens * (6 * d + 2 * config.heads * length))
-    return config.in_chans * math.prod(config.image_hw) + max(peaks)
+    return config.in_chans * pixels + max(peaks)
 
 
 def activation_bytes(config: TrainConfig, precision: Precision, device_type: str) -> tuple[int, int]:
@@ -193,8 +194,9 @@ def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
     body = _body(config)
     saved = 0
     if body:
-        root = _root_numbers(body, config.image_hw)
-        saved += size.product * 3 * math.prod(config.image_hw)  # input of the root
+        pixels = math.prod(config.image_hw)
+        root = body.width * pixels // 4  # output of its convolution, at half of the resolution
+        saved += size.product * 3 * pixels  # input of the root
         if body.version == "v1":
             saved += (size.norm + size.relu) * root  # inputs of its GroupNorm, output of its ReLU
         saved += (size.norm + 2) * root  # input of the max-pooling, and an index of 8 bytes for a quarter of it
@@ -246,11 +248,6 @@ def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> 
         input_size = size.norm if v1 else size.product
         units.append(BlockBytes(input_size * c * before, saved, work=2 * size.norm * out * after))
     return units
-
-
-def _root_numbers(body: ResNetBody, image_hw: tuple[int, int]) -> int:
-    """The output of the root's convolution, at half of the resolution."""
-    return body.width * math.prod(image_hw) // 4
 
 
 def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:

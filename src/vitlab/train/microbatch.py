@@ -1,8 +1,4 @@
-"""How many images go through the model at once, and what a step of them costs.
-
-`choose_microbatch` decides for a run; `measure_step` tries what fits into the free memory and times it, for a run and
-for the plan of a time budget.
-"""
+"""How many images go through the model at once (`choose_microbatch`), and what a step costs (`measure_step`)."""
 
 import copy
 import dataclasses

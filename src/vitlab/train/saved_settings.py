@@ -1,8 +1,5 @@
-"""config.json of a run: a folder is resumed with the settings and on the images that it was started with.
-
-`Workdir` calls `require_same_settings` where the file exists. A run of an earlier version resumes too: settings that
-were renamed, or removed at a value without effect, are no difference.
-"""
+"""config.json of a run, against the settings and images of another start (`Workdir`). A run of an earlier version
+resumes too: settings that were renamed, or removed at a value without effect, are no difference."""
 
 import contextlib
 import json
