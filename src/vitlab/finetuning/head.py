@@ -81,7 +81,7 @@ class LinearStage(JobInputs):
             test = evaluate_split(config, model, self.splits.test, world).with_thresholds(head.label_thresholds)
             self.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
             data, views = self.augmented
-            record = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
             record |= {"chosen_on": self.chosen_on, "fitted_images": len(self._rows())}
             record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}
             if head.mean_average_precision is not None:
