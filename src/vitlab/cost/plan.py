@@ -270,7 +270,7 @@ def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
 
     def bytes_of(strategy: str, microbatch: int) -> dict[str, int]:
         device_type = CPU if device == CPU else "cuda"
-        return rank_bytes(config, microbatch, precision, device_type, count, sharded=strategy == "fsdp")
+        return rank_bytes(config, microbatch, precision, device_type, count, strategy == "fsdp")
 
     memory = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
