@@ -17,10 +17,11 @@ from vitlab.commands import print_note
 from vitlab.config import DataConfig
 from vitlab.display import format_table, parse_duration, preformatted
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
+from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
+from vitlab.evaluation.result import Evaluation
 from vitlab.evaluation.sources import ImageSource
 from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
 from vitlab.finetuning.result import Finetuned

@@ -20,15 +20,11 @@ from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation import accuracy
-from vitlab.evaluation.accuracy import (
-    Evaluation,
-    evaluate,
-    evaluate_checkpoint,
-    format_evaluation,
-)
+from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 from vitlab.evaluation.calibration import calibrate
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
+from vitlab.evaluation.result import Evaluation, format_evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.run import PREDICTIONS, RunResult

@@ -91,13 +91,13 @@ def out(finished: Finished, tmp_path: Path) -> Path:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tasks that are trained, in order."""
     names: list[str] = []
-    run = module.run
+    training_run = module.TrainingRun
 
-    def watched(*args: Any, **options: Any) -> RunResult:
+    def watched(*args: Any, **options: Any) -> Any:
         names.append(options["description"])
-        return run(*args, **options)
+        return training_run(*args, **options)
 
-    monkeypatch.setattr(module, "run", watched)
+    monkeypatch.setattr(module, "TrainingRun", watched)
     return names
 
 

@@ -238,7 +238,7 @@ def test_scaling_of_the_paper(config: TrainConfig, run: PaperRun) -> None:
     """Its recipes and its column of exaFLOPs, printed without decimals: within 2 %; with convolutions, within 1 %."""
     printed = run.exaflops
     if (run.model, run.epochs) == ("R50+ViT-L/16", 7):
-        # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one (docs/paper/answers.md).
+        # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one.
         assert not math.isclose(printed, 1668 / 2, rel_tol=0.02)
         printed = 1668 / 2
     tolerance = 0.02 if run.family == "ViT" else 0.01

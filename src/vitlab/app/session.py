@@ -11,7 +11,7 @@ from vitlab.data.decode import IMAGE_FORMATS, Levels, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
 from vitlab.evaluation.load import load_for_evaluation
-from vitlab.evaluation.multi_label import describe_thresholds, labels_set, stored_thresholds
+from vitlab.evaluation.multi_label import describe_thresholds, predicted_label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import top_classes
 from vitlab.inspection import figures
@@ -123,7 +123,7 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
     classes = class_names(checkpoint.metadata, model.config.num_classes)
     (predictions,) = top_classes(torch.from_numpy(captured.logits), checkpoint.metadata, TOP)
-    labels = labels_set(captured.logits, classes, checkpoint.metadata)
+    labels = predicted_label_names(captured.logits, classes, checkpoint.metadata)
     thresholds = labels and describe_thresholds(stored_thresholds(checkpoint.metadata, len(classes)))
     return render(
         "result.html.j2",

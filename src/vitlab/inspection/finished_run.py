@@ -17,8 +17,8 @@ from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
-from vitlab.evaluation.accuracy import Evaluation
 from vitlab.evaluation.predictions import read_predictions
+from vitlab.evaluation.result import Evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.run import PREDICTIONS
 from vitlab.weights import load_metadata

@@ -17,7 +17,7 @@ from vitlab.config.data import RENAMED
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.transforms import to_range
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.result import Evaluation
 from vitlab.inspection.capture import capture
 from vitlab.inspection.duplicates import find_pairs, format_counts, one_per_test_image, page_images
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side

@@ -15,7 +15,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.multi_label import labels_set
+from vitlab.evaluation.multi_label import predicted_label_names
 from vitlab.evaluation.predict import top_classes
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
@@ -186,7 +186,7 @@ def _capture(inspection: Inspection, model: ViT, reader: _Reader, batch_size: in
         names=reader.names,
         images=reader.images,
         predictions=top_classes(torch.from_numpy(captured.logits), inspection.metadata, top),
-        labels=labels_set(captured.logits, classes, inspection.metadata),
+        labels=predicted_label_names(captured.logits, classes, inspection.metadata),
         unreadable=reader.unreadable,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from vitlab.config import TrainConfig
 from vitlab.errors import UserError
-from vitlab.runs import budget as budget_module
+from vitlab.runs import pretrain as pretrain_module
 from vitlab.runs.cost import ImageCost
 from vitlab.runs.pretrain import pretrain
 from vitlab.train.clock import PLANNED_FRACTION
@@ -24,7 +24,7 @@ def _made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def cost(config: TrainConfig, *_: Any) -> ImageCost:
         return ImageCost(StepCost(16, 100 / 16, 1.0, 1.0, 0, None), config.model.forward_macs)
 
-    monkeypatch.setattr(budget_module, "measure_cost", cost)
+    monkeypatch.setattr(pretrain_module, "measure_cost", cost)
 
 
 def run(config: TrainConfig, folder: Path, budget: float, log: list[str] | None = None) -> dict[str, Any]:
