@@ -1,4 +1,7 @@
-"""Writes docs/reference/commands.md, the help of every command: `python benchmarks/commands_page.py > docs/reference/commands.md`."""
+"""Writes docs/reference/commands.md, the help of every command.
+
+`python benchmarks/commands_page.py > docs/reference/commands.md`
+"""
 
 import os
 

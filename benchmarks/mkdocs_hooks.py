@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|benchmarks|README|CONTRIBUTING|CHANGELOG|LICENSE|Makefile)[^)]*\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|benchmarks|README|CONTRIBUTING|CHANGELOG|LICENSE|Makefile)[^)]*\)"
+)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,15 @@ from vitlab.paper.sections import SECTIONS, bias_rows, rank_correlation
 from vitlab.paper.show import OF_A_MODEL, list_text, show
 from vitlab.paper.tables import HERE, PAPER_TABLES
 
-SIZES = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 3, "heads": 4, "mlp_dim": 48, "num_classes": 5}
+SIZES: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 4,
+    "width": 32,
+    "depth": 3,
+    "heads": 4,
+    "mlp_dim": 48,
+    "num_classes": 5,
+}
 
 
 @pytest.fixture

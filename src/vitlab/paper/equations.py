@@ -5,6 +5,7 @@ the model computes itself for the tensor before it. `vitlab paper eq1` prints th
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ TOLERANCE = 1e-5
 """Largest allowed difference, as a fraction of the tensor's root mean square."""
 
 
-def eq1(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq1(vit: Any, images: Tensor) -> Iterator[Step]:
     """z_0 = [x_class; x_p^1 E; x_p^2 E; ...; x_p^N E] + E_pos"""
     P, D = vit.config.patch_size, vit.config.width
     rows = images.unfold(2, P, P).unfold(3, P, P)  # [B, 3, h, w, P, P]
@@ -40,7 +41,7 @@ def eq1(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, _input_of(vit, images, "blocks.0")
 
 
-def eq2(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq2(vit: Any, images: Tensor) -> Iterator[Step]:
     """z'_l = MSA(LN(z_{l-1})) + z_{l-1}"""
     block = _first_block(vit)
     z = _input_of(vit, images, "blocks.0")
@@ -51,7 +52,7 @@ def eq2(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, _input_of(vit, images, "blocks.0.norm2")
 
 
-def eq3(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq3(vit: Any, images: Tensor) -> Iterator[Step]:
     """z_l = MLP(LN(z'_l)) + z'_l, where MLP is two dense layers with a GELU between them"""
     block = _first_block(vit)
     z = _input_of(vit, images, "blocks.0.norm2")
@@ -63,7 +64,7 @@ def eq3(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, _output_of(vit, images, "blocks.0")
 
 
-def eq4(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq4(vit: Any, images: Tensor) -> Iterator[Step]:
     """y = LN(z_L^0)"""
     z = _input_of(vit, images, "norm")
     yield "z_L", z
@@ -72,7 +73,7 @@ def eq4(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, vit.forward_features(images)[:, 0]
 
 
-def eq5(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq5(vit: Any, images: Tensor) -> Iterator[Step]:
     """[q, k, v] = z U_qkv"""
     z, msa = _input_of(vit, images, "blocks.0.attention"), _first_block(vit).attention
     yield "z", z
@@ -83,7 +84,7 @@ def eq5(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, torch.stack(msa.project(z))
 
 
-def eq6(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq6(vit: Any, images: Tensor) -> Iterator[Step]:
     """A = softmax(q k^T / sqrt(D_h))"""
     q, k, _ = _heads(vit, images)
     yield "q", q
@@ -93,7 +94,7 @@ def eq6(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, attention_maps(vit, images)[0]
 
 
-def eq7(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq7(vit: Any, images: Tensor) -> Iterator[Step]:
     """SA(z) = A v"""
     A, (q, k, v) = attention_maps(vit, images)[0], _heads(vit, images)
     yield "A", A
@@ -102,7 +103,7 @@ def eq7(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, attention(q, k, v)
 
 
-def eq8(vit: ViT, images: Tensor) -> Iterator[Step]:
+def eq8(vit: Any, images: Tensor) -> Iterator[Step]:
     """MSA(z) = [SA_1(z); SA_2(z); ...; SA_k(z)] U_msa"""
     msa = _first_block(vit).attention
     heads = attention(*_heads(vit, images))
@@ -113,7 +114,7 @@ def eq8(vit: ViT, images: Tensor) -> Iterator[Step]:
     yield MODEL, _output_of(vit, images, "blocks.0.attention")
 
 
-EQUATIONS: dict[str, Callable[[ViT, Tensor], Iterator[Step]]] = {
+EQUATIONS: dict[str, Callable[[Any, Tensor], Iterator[Step]]] = {
     "eq1": eq1,
     "eq2": eq2,
     "eq3": eq3,
@@ -125,7 +126,7 @@ EQUATIONS: dict[str, Callable[[ViT, Tensor], Iterator[Step]]] = {
 }
 
 
-def layer_norm(z: Tensor, norm: torch.nn.Module) -> Tensor:
+def layer_norm(z: Tensor, norm: Any) -> Tensor:
     """LN: each token by its own mean and variance, then scale and shift."""
     variance, mean = torch.var_mean(z, dim=-1, keepdim=True, correction=0)
     return (z - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias
@@ -168,7 +169,7 @@ def _output_of(vit: ViT, images: Tensor, module: str) -> Tensor:
 
 def _pass_through(vit: ViT, images: Tensor, module: str) -> tuple[Tensor, Tensor]:
     """Input and output of a module in a forward pass of the model."""
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[Any] = []
     hook = vit.get_submodule(module).register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     try:
         vit(images)

@@ -114,8 +114,8 @@ def sample_photos() -> list[UInt8[np.ndarray, "H W 3"]]:
 
 def fig1(request: Request) -> Figures:
     """The model at a glance, with an image cut into patches."""
-    photo = read_image(*reversed(next(find_images(request.images or sample_photos()))))
-    return {"fig1": draw_overview(photo)}
+    name, source = next(find_images(request.images or sample_photos()))
+    return {"fig1": draw_overview(read_image(source, name))}
 
 
 def fig2(request: Request) -> Figures:

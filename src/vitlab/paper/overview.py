@@ -117,9 +117,9 @@ def _text(axes: Axes, x: int | float, y: int | float, text: str, **style: object
     axes.text(x, y, text, **options)  # pyright: ignore[reportArgumentType]
 
 
-def _arrow(axes: Axes, start: Point, end: Point, **style: str) -> None:
+def _arrow(axes: Axes, start: Point, end: Point) -> None:
     axes.add_patch(
         FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=8, color=MUTED, lw=1, shrinkA=0, shrinkB=0, zorder=2, **style
+            start, end, arrowstyle="-|>", mutation_scale=8, color=MUTED, lw=1, shrinkA=0, shrinkB=0, zorder=2
         )
     )

@@ -2,8 +2,8 @@
 
 The benchmark takes its splits from TensorFlow Datasets (TFDS): `train[:800]`, the first 200 of a validation part, the
 test part whole. A split's examples are sorted by the MD5 sum of the split's name and the key that the data set's
-builder gives the example (`benchmark_order`), so they are computed here without TensorFlow; docs/paper/answers.md says with
-what they were compared.
+builder gives the example (`benchmark_order`), so they are computed here without TensorFlow; docs/paper/answers.md
+says with what they were compared.
 """
 
 import contextlib
