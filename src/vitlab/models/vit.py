@@ -107,7 +107,8 @@ class ViT(nn.Module):
         norm: bool = True,
         return_prefix_tokens: bool = False,
     ) -> tuple[Any, ...]:
-        """Patch tokens [B, N, D] after the last `n` blocks or those that `n` lists, lowest first, as DINOv2 and timm.
+        """Patch tokens [B, N, D] after the last `n` blocks, or after those that `n` lists (0 is the first, -1 the
+        last), lowest first, as in DINOv2 and timm.
 
         reshape: as maps [B, D, rows, columns]. norm: after the last LayerNorm. return_prefix_tokens: pairs with the
         prefix tokens [B, p, D]. Raises UserError for a block that the model does not have.

@@ -45,7 +45,7 @@ def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
 
 
 def _find_file(path: Path) -> tuple[Format, Path]:
-    """By content, before the suffix; a model.safetensors beside its config.json is the folder."""
+    """From content, then suffix; a model.safetensors beside its config.json stands for the folder."""
     start, is_safetensors = _beginning(path)
     if is_pickle(path):
         raise _pickles_error([path], f"{path} is a pickle")

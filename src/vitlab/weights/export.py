@@ -91,8 +91,7 @@ def export_checkpoint(
             # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
             models_of_sizes = (load_model(source, image_size=hw, interpolation=interpolation) for hw in sizes)
             references = models_of_sizes if dynamic else [model]
-            compared = (with_outputs(reference, outputs) for reference in references)
-            difference = max(_difference(module, run, what, preprocessing) for module in compared)
+            difference = max(_difference(with_outputs(each, outputs), run, what, preprocessing) for each in references)
             bytes_of_files = _move_files(folder, path.parent)
     written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": opset}
     comparison = {"batches": list(PARITY_BATCHES), "sizes": [list(hw) for hw in sizes], "difference": difference}

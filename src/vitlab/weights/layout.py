@@ -1,5 +1,4 @@
-"""Layout tables: which array of a file holds which parameter. Each format has one, for reading and for writing. The
-tables of all, and the checks of arrays and settings, are used by the functions here."""
+"""Layout tables, one for each format: which array of a file holds which parameter; checks of arrays and settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -92,7 +92,7 @@ _TORCHVISION = Naming(("conv_proj.weight",), _TORCHVISION_NAMES)
 _CLIP = Naming(("class_embedding", "conv1.weight"), _CLIP_NAMES)
 _BIT = Naming(("stem.conv.weight",))
 NAMINGS = (_TIMM, _TORCHVISION, _CLIP, _BIT)
-NOT_READ = (
+UNREAD = (
     (r"lora_|adapter", "unmerged adapters of peft: merge them (merge_and_unload) and save the whole model"),
     (r"embeddings\.|patch_embeddings|vision_model\.", "Hugging Face's: give their folder, which has a config.json"),
     (r"^embedding\.weight$|\.attention\.qkv\.", "vitlab's: give the folder of save_model, which has a config.json"),
@@ -180,9 +180,7 @@ def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list
             return naming, prefixes
     if family := family_of_tensors(tensors.keys()):
         raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
-    guess = next(
-        (theirs for pattern, theirs in NOT_READ if any(re.search(pattern, name) for name in tensors)), "unknown"
-    )
+    guess = next((theirs for pattern, theirs in UNREAD if any(re.search(pattern, name) for name in tensors)), "unknown")
     raise UserError(
         f"{where} has {len(tensors)} tensors whose names are {guess}: {first_ten(sorted(tensors)) or 'none'}. Names "
         f"that are read, behind any prefix: timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP, torchvision."
