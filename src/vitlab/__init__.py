@@ -12,6 +12,7 @@ if typing.TYPE_CHECKING:
     from vitlab.api import evaluate, finetune, inspect, predict
     from vitlab.config import DataConfig, OptimConfig, TrainConfig
     from vitlab.data.registry import load_dataset
+    from vitlab.evaluation.tensors import features, preprocess
     from vitlab.models import MODELS, ResNetConfig, Variant, ViTConfig, create_model, get_config, list_models
     from vitlab.models.resnet import ResNet
     from vitlab.models.vit import ViT
@@ -20,14 +21,25 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "Variant", "ViT"]
-__all__ += ["ViTConfig", "convert", "create_model", "evaluate", "finetune", "get_config", "inspect", "list_models"]
-__all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "save_model"]
+__all__ += [
+    "ViTConfig",
+    "convert",
+    "create_model",
+    "evaluate",
+    "features",
+    "finetune",
+    "get_config",
+    "inspect",
+    "list_models",
+]
+__all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "preprocess", "save_model"]
 __all__ += ["app", "data", "evaluation", "inspection", "models", "recipes", "runs", "train", "weights"]
 
 NAMES = {
     "api": "evaluate finetune inspect predict",
     "config": "DataConfig OptimConfig TrainConfig",
     "data.registry": "load_dataset",
+    "evaluation.tensors": "features preprocess",
     "models": "MODELS ResNetConfig Variant ViTConfig create_model get_config list_models",
     "models.resnet": "ResNet",
     "models.vit": "ViT",

@@ -19,6 +19,7 @@ from vitlab.models.config import ResNetConfig
 from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit, side_padding
+from vitlab.preprocessing import Preprocessing
 
 
 class StdConv(nn.Module):
@@ -226,6 +227,8 @@ class Body(nn.Module):
 class ResNet(nn.Module):
     """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
 
+    preprocessing = Preprocessing()
+    """How an evaluation image becomes the input; `load_model` sets the checkpoint's."""
     set_grad_checkpointing = blocks.set_grad_checkpointing
     __prepare_scriptable__ = blocks.refuse_script
 

@@ -28,6 +28,7 @@ from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding, Tables
 from vitlab.models.resnet import Body, ResNet, check_images
 from vitlab.models.variant_layers import layer_norm
+from vitlab.preprocessing import Preprocessing
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
@@ -53,6 +54,8 @@ class PatchEmbedding(nn.Module):
 class ViT(nn.Module):
     """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
 
+    preprocessing = Preprocessing()
+    """How an evaluation image becomes the input; `load_model` sets the checkpoint's."""
     set_grad_checkpointing = blocks.set_grad_checkpointing
     __prepare_scriptable__ = blocks.refuse_script
 

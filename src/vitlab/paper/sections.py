@@ -99,7 +99,7 @@ def position_rows(vit: ViT) -> list[dict[str, str]]:
     row, column = np.divmod(np.arange(len(flat)), width)
     in_line = ((row[:, None] == row) | (column[:, None] == column)) & other
     far = pixels >= 2 * vit.config.stride
-    gain = flat[in_line & far].mean() - flat[~in_line & far].mean()
+    gain = float(flat[in_line & far].mean() - flat[~in_line & far].mean())
     return [
         _row(
             "near patches have similar positions", f"rank correlation with distance {correlation:.2f}", correlation < 0

@@ -61,7 +61,8 @@ def load_model(
     device: "torch.device | str" = "cpu",
     display_name: str = "",
 ) -> "Model":
-    """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
+    """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode; `model.preprocessing` is the
+    checkpoint's own, for `vitlab.preprocess`.
 
     `path` is any of `READABLE`; format and sizes are inferred from the content. Every model takes images in [-1, 1]:
     another mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise
@@ -100,7 +101,9 @@ def load_model(
     rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
     dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
     config = _with_vit_settings(path, config, rates | {"dynamic_image_size": dynamic})
-    return _build(config, _finite_floats(path, state)).to(device).eval()
+    model = _build(config, _finite_floats(path, state)).to(device).eval()
+    model.preprocessing = Preprocessing.read(load_metadata(path, image_size=image_size, assume=assume), str(path))
+    return model
 
 
 def _read(
