@@ -19,7 +19,7 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `vitlab COMMAND --help` prints: the usual flags. `--help-all` prints every flag with its whole text.",
+        "What `--help` after a command prints: its usual flags. `--help-all` prints every flag with its whole text.",
     ]
     for purpose, names in PURPOSES.items():
         lines += ["", f"## {purpose}"]

@@ -107,7 +107,7 @@ def equations_page() -> str:
         code = "\n".join(line.removeprefix("    ") for line in code.splitlines())
         lines += ["", f"## {parts[0].part}", "", f"`{formula}`", ""]
         lines += [f"{markdown(parts[0].text)}. Code: {markdown(parts[0].code)}.", ""]
-        lines += ["```python", code, "```", "", "```text", table, "```", "", f"{verdict}."]
+        lines += ["```py", code, "```", "", "```text", table, "```", "", f"{verdict}."]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitlab.data.transforms import EvalTransform, to_pixels
@@ -22,12 +21,12 @@ from vitlab.evaluation.sources import find_images, read_image
 from vitlab.inspection import plots
 from vitlab.inspection.capture import Capture, capture
 from vitlab.inspection.embeddings import filters_of, positions_of
-from vitlab.inspection.figures import distances, filters, pairs, positions
+from vitlab.inspection.figures import Figure, distances, filters, pairs, positions
 from vitlab.inspection.finished_run import Run
+from vitlab.inspection.overview import draw_overview
 from vitlab.models.registry import create_model
 from vitlab.models.vit import ViT
 from vitlab.panels import Panel, Series
-from vitlab.paper.overview import draw_overview
 from vitlab.paper.recorded import read_panels
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes import tiny
