@@ -12,7 +12,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # or every process that a test starts compiles torch anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test browser lint format lock clean
+.PHONY: help setup demo docs test browser lint format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
@@ -34,7 +34,10 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## pre-train, fine-tune, test and look inside a small ViT, on the digits that come with it
 	$(BIN)/vitlab demo
 
-test: lint browser ## all checks: lint, types, tests
+docs: $(READY) ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test: lint docs browser ## all checks: lint, types, documentation, tests
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 # Debian's Chromium, with which the tests look at the pages. As root on Debian it is installed; elsewhere nothing happens,

@@ -291,7 +291,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(1)
     if not arguments.align:
-        dedup.LEVELS = ((dedup.SIDE, 0, np.inf),)
+        dedup.PYRAMID = ((dedup.SIDE, 0, np.inf),)
     record: dict[str, Any] = {}
     if arguments.out is not None and arguments.out.exists():
         record = json.loads(arguments.out.read_text())

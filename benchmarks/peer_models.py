@@ -41,7 +41,7 @@ def build(name: str, spec: StepSpec) -> Callable[[], Tensor | None]:
         return inference_step(spec, model)
     device = torch.device(spec.device)
     images = example_images(spec.config, spec.batch, device)
-    return _training_step(spec, model.to(device), blank_batch(create_objective(spec.run), images))
+    return _training_step(spec, model.to(device), blank_batch(create_objective(spec.train_config), images))
 
 
 def _check_equal(name: str, ours: Model, theirs: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Writes docs/results.md from the records: `python benchmarks/results_page.py > docs/results.md`.
 
-Every number comes from a JSON file of `benchmarks/results` or `docs/studies`, or, where there is none, from a table of
-`docs/records`.
+Every number comes from a JSON file of `benchmarks/results` or `src/vitlab/paper/recorded`, or, where there is none,
+from a table of `docs/records`.
 """
 
 import collections
@@ -16,6 +16,7 @@ from vitlab.display import format_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RECORDED = Path(__file__).parents[1] / "src" / "vitlab" / "paper" / "recorded"
 PEERS = {
     "vitlab": "vitlab",
     "huggingface": "Hugging Face's Trainer",
@@ -189,9 +190,9 @@ def duplicates() -> list[dict[str, str]]:
 
 def studies() -> list[dict[str, Any]]:
     of = {verdict: collections.Counter[str]() for verdict in VERDICTS}
-    for path in sorted(DOCS.glob("studies/*/study.json")):
-        for claim in json.loads(path.read_text())["claims"]:
-            of[claim["verdict"]][path.parent.name] += 1
+    for path in sorted(RECORDED.glob("*.json")):
+        for claim in json.loads(path.read_text()).get("claims", ()):
+            of[claim["verdict"]][path.stem] += 1
     return [
         {
             "verdict": verdict,

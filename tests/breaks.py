@@ -53,7 +53,7 @@ weights/google_layout.py: Queries and keys of Google's files change places.
 + enumerate(("key", "query", "value"))
 pytest weights/test_google.py -k googles_code
 
-weights/timm.py: In timm's attention pooling keys and values come before the queries.
+weights/timm_layout.py: In timm's attention pooling keys and values come before the queries.
 - {name.replace(".qkv.", ".q."): 1, name.replace(".qkv.", ".kv."): 2}
 + {name.replace(".qkv.", ".kv."): 2, name.replace(".qkv.", ".q."): 1}
 pytest weights/test_timm.py -k outputs
@@ -103,8 +103,8 @@ data/dedup.py: Mirrored copies are not among the duplicates.
 pytest data/test_dedup.py
 
 data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not by ImageNet's order.
-- numbers[names[line].strip()].append(int(number))
-+ numbers[names[line].strip()].append(line)
+- classes_of_name[lines[line].strip()].append(int(number))
++ classes_of_name[lines[line].strip()].append(line)
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.

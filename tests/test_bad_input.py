@@ -50,7 +50,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("finetune RUN --dataset digits --budget soon", ["'soon' is not a time", "90s, 10m or 1.5h"]),
     ("finetune nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
     ("vtab RUN --model.image-size 16", ["--model.image-size has no effect here", "give --image-size"]),
-    ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
+    ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the model comes from", "--image-size"]),
     ("finetune RUN --recipe custom", ["the recipe custom is for any images", "a --recipe with a data set"]),
     ("finetune RUN --dataset digits --data.name digits", ["--data.name has no effect here: give --dataset"]),
     ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["optim.lr is one learning rate"]),

@@ -15,7 +15,7 @@ from vitlab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LOGS = ("docs/records", "docs/studies", "docs/paper.md", "docs/checkpoints.md")
+LOGS = ("docs/records", "docs/studies", "docs/paper", "docs/checkpoints.md")
 """What is not prose: the raw record, what programs write, tables of the paper."""
 MOST_WORDS = 35
 SHELLS = {"bash", "sh", "shell", "console"}

@@ -64,13 +64,14 @@ STANDS_ON = {
     "studies": (*CORE, "runs", "inspection", "finetuning"),
     "cost": (*CORE, "runs", "inspection", "finetuning", "studies"),
     "app": (*CORE, "inspection"),
+    "paper": (*CORE, "runs", "inspection", "finetuning", "studies", "cost"),
     "commands": ("",),
     "api": ("",),
     "cli": ("",),
     "__main__": ("cli",),
 }
 """What each folder may import of the project: folders below it ("" is all of them)."""
-WINGS = ("inspection", "finetuning", "studies", "cost", "app")
+WINGS = ("inspection", "finetuning", "studies", "cost", "app", "paper")
 """Folders that nothing below them needs, in their order."""
 TEN_FILES = (
     *("models/vit.py", "models/encoder.py", "models/attention.py", "models/position.py", "recipes/pretrain.py"),
@@ -87,7 +88,7 @@ CORE_MODULES = [
 
 HOMES = {
     "torch.distributed": ("train/distributed.py", "train/parallel.py"),
-    "matplotlib": ("inspection/figures.py", "inspection/plots.py"),
+    "matplotlib": ("inspection/figures.py", "inspection/overview.py", "inspection/plots.py"),
 }
 """Libraries that only these files may import."""
 
@@ -264,7 +265,7 @@ def test_pickles_have_one_door() -> None:
         assert loads == (door if path == SRC / PICKLES else []), path
         assert ("torch.load" in used) == bool(loads), f"{path}: torch.load is called, not passed on"
         if any(lies_in(name, "vitlab.weights.pickled") for name in used):
-            assert path == SRC / "weights" / "checkpoint.py", "only convert opens pickles"
+            assert path == SRC / "weights" / "conversion.py", "only convert opens pickles"
         keywords = [keyword for call in calls for keyword in call.keywords if keyword.arg == "allow_pickle"]
         assert {ast.unparse(keyword.value) for keyword in keywords} <= {"False"}, path
 

@@ -17,10 +17,11 @@ from vitlab.commands import print_note
 from vitlab.config import DataConfig
 from vitlab.display import format_table, parse_duration, preformatted
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
+from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import Prediction
 from vitlab.evaluation.predict import predict as predict_images
+from vitlab.evaluation.result import Evaluation
 from vitlab.evaluation.sources import ImageSource
 from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
 from vitlab.finetuning.result import Finetuned
@@ -53,9 +54,8 @@ def finetune(
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
     FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
-    sweep, and with both `optim.lr` is not used. data: further settings of the images, in place of the recipe's; its
-    name is `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or
-    data.
+    sweep, and with both `optim.lr` is not used. data: settings of the images, in place of the recipe's; its name is
+    `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
@@ -139,8 +139,7 @@ def inspect(
     **options: Any,
 ) -> Inspected:
     """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
-    with figures in `out`, by default the folder `inspect` of a run, or of the current folder for other checkpoints.
-    `options` are as in `inspect_checkpoint`."""
+    with figures in `out` (default: `inspect` in a run's folder, else here). options: as in `inspect_checkpoint`."""
     sources = [images] if isinstance(images, (str, Path)) else images
     path = _path(checkpoint)
     out = Path(out) if out is not None else default_out(path)

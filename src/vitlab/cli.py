@@ -39,7 +39,7 @@ def parse(argv: Sequence[str]) -> Any:
         raise SystemExit(0 if argv else 2)
     name, *words = argv
     if name.startswith("-"):
-        raise UserError(f"{name} stands before the command; give a command first, one of {', '.join(COMMANDS)}.")
+        raise UserError(f"{name} precedes the command; give a command first, one of {', '.join(COMMANDS)}.")
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}. `vitlab --help` lists all.")
     if (processes := world_size()) > 1 and name not in DISTRIBUTED:

@@ -19,8 +19,7 @@ FIRST_LINE, NEXT_LINES = 5.0, 30.0
 class ProgressDisplay:
     """Progress towards `total` on the standard error: a bar on a terminal, elsewhere a line now and then.
 
-    A context manager. `total` counts `unit`, such as images or steps; `done` of them were done before. `quiet` shows
-    nothing, as on ranks other than 0.
+    A context manager. `total` counts `unit`, such as steps; `done` of them were done before. `quiet` shows nothing.
     """
 
     _live: ClassVar[list[Progress]] = []
@@ -70,8 +69,7 @@ class ProgressDisplay:
     ) -> None:
         """Shows that `done` of the total is reached, with `status` beside it (default: count and time left).
 
-        `total` replaces the total. Without a terminal the line is printed only after some seconds of silence, or with
-        `force`.
+        `total` replaces the total. Without a terminal a line is printed only after seconds of silence, or with `force`.
         """
         self.total = self.total if total is None else total
         now = time.monotonic()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 # What moves a terminal's cursor, changes its state, ends a line or turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
-
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a disk, a quota or a file that cannot grow."""
 

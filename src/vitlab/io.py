@@ -1,4 +1,7 @@
-"""Atomic files and folders, locks, and safe reading of untrusted JSON and .npz files."""
+"""Atomic files and folders, locks, and safe reading of untrusted JSON and .npz files.
+
+NAME is written as `.NAME.TOKEN.new` and renamed when it is complete on disk: a killed process leaves only such files.
+"""
 
 import csv
 import errno
@@ -25,15 +28,15 @@ from safetensors import SafetensorError
 from vitlab.errors import DISK_FULL, UserError, WriteError
 
 FORMULA = re.compile(r"'*[=+\-@\t\r](?!(?<=[+-])\d+(\.\d+)?([eE][+-]?\d+)?\Z)")
-"""How cells begin that spreadsheets compute, and those with a `'` before; a number with a sign is none."""
+"""Matches text that spreadsheets compute (`=1+1`, `-a`, `@x`), also after `'`; but no signed number (`-3.5`)."""
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
 """Names of temporary files and folders."""
 JSON_BYTES = 2**24
-"""Largest JSON file to read: an index of 100,000 shards, or the config of a model with 200,000 class names."""
+"""Size of the largest JSON file to read: an index of 100,000 shards, or a config with 200,000 class names."""
 MAX_COMPRESSION = 100
 """Largest compression ratio of an .npz. Trained weights hardly compress; zeros compress 1,000 times."""
 SMALL_ARCHIVE = 2**26
-"""Bytes of memory that any .npz may require, however small the file is."""
+"""Bytes of memory that any .npz may require, whatever its size."""
 NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """Exceptions of reading a corrupt .npz: its directory, an array's header or its data."""
 
@@ -42,8 +45,7 @@ NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.Bad
 def replacing_file(path: Path, size: int | None = None, clear: bool = True) -> Iterator[BinaryIO]:
     """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk.
 
-    size: bytes to write, where they are known, for the WriteError of a full disk. clear: whether to remove what a
-    killed process has left of it; looking takes long in a folder of many files.
+    size: bytes to write, if known, for WriteError. clear: whether to remove leftovers first, slow among many files.
     """
     with writing(path.parent, size), _temporary(path, Path.touch, clear) as new, new.open("wb") as file:
         yield file
@@ -88,9 +90,9 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]])
 
 
 def as_cells(row: Iterable[Any]) -> list[Any]:
-    """A row for a CSV file: text that a spreadsheet would run as a formula gets a `'` before it; numbers stay.
+    """A row for a CSV file: FORMULA's text gets a `'` before it, so that spreadsheets show it; numbers stay.
 
-    `from_cell` reverts it, as text that begins with `'` and could be mistaken for such a cell gets another one.
+    `from_cell` is the inverse, because such text that already begins with `'` gets another one.
     """
     return [f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row]
 
@@ -104,9 +106,7 @@ def from_cell(cell: str) -> str:
 def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Creates a temporary folder to fill that replaces the folder `path` when its files are synced to disk.
 
-    A folder cannot replace another in one step, so the old one is renamed first. A process killed between the two
-    renames leaves the old one as `.NAME.*.old` and the complete new one as `.NAME.*.new`, which `clear_leftovers` then
-    renames. size: as in `replacing_file`.
+    One folder cannot replace another at once: the old one is first renamed to `.NAME.TOKEN.old`. size: as in `writing`.
     """
     path = resolved(path)  # so that "." has a name and a parent
     with temporary_folder(path, size) as new:
@@ -128,7 +128,7 @@ def replacing_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Creates a folder next to `path`, for files that are to replace it, and removes it in the end."""
+    """Creates a temporary folder next to `path`, for files that will replace it; removes it on exit."""
     with writing(path.parent, size), _temporary(path, Path.mkdir) as new:
         yield new
 
@@ -143,19 +143,16 @@ def resolved(path: Path) -> Path:
 
 @contextmanager
 def writing(folder: Path, size: int | None = None) -> Iterator[None]:
-    """Raises WriteError, which names the `folder`, where what is written inside meets a full disk.
-
-    size: bytes to write, where they are known.
-    """
+    """Raises WriteError, which names the `folder`, if the disk is full. size: bytes to write, if known."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
         number = int(reason[1]) if reason else getattr(error, "errno", None)
-        if isinstance(error, SafetensorError) and number not in DISK_FULL:
-            raise OSError(number, str(error), str(folder)) from error
         if number not in DISK_FULL:
-            raise
+            if isinstance(error, OSError):
+                raise
+            raise OSError(number, str(error), str(folder)) from error
         needed = "" if size is None else f"{size:,} bytes are required, "
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
         raise WriteError(
@@ -168,8 +165,8 @@ def writing(folder: Path, size: int | None = None) -> Iterator[None]:
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
     """Removes temporary files and folders of killed processes from `folder`: all, or only `name`'s.
 
-    If a process was killed while it replaced a folder, the complete new folder replaces it. Files that a running
-    process is writing stay, as do those that cannot be removed.
+    Where a process was killed between the two renames of `replacing_folder`, the new folder, or else the old one, gets
+    the name. Files that a running process is writing stay, as do those that cannot be removed.
     """
     pattern = ".*" if name is None else f".{glob.escape(name)}.*"
     for path in sorted(folder.glob(pattern)):  # .new before .old
@@ -178,11 +175,11 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
             continue
         target = folder / match[1]
         new = path.with_suffix(".new")
-        old = path.with_suffix(".old")
         with _hold(new) as held, suppress(OSError):
-            if new.exists() and not held:
+            if new.exists() and not held:  # it is being written
                 continue
-            if target.exists() or (path == new and not old.exists()):
+            is_incomplete = path == new and not path.with_suffix(".old").exists()
+            if target.exists() or is_incomplete:
                 _remove(path)
             else:
                 path.replace(target)
@@ -190,8 +187,7 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -> Iterator[Path]:
-    """A new file or folder next to `path`, locked while it is filled and removed in the end; `clear` first removes
-    files of killed processes."""
+    """Creates a file or folder next to `path`, locked while it is filled; removes it on exit unless it was renamed."""
     resolved(path.parent).mkdir(parents=True, exist_ok=True)
     if clear:
         clear_leftovers(path.parent, path.name)
@@ -210,8 +206,7 @@ def _temporary(path: Path, create: Callable[[Path], None], clear: bool = True) -
 
 @contextmanager
 def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Locks a file or folder while this process runs; yields whether that succeeded. `wait` is for a lock that another
-    process holds only for a moment."""
+    """Locks a file or folder; yields whether it could. wait: for a lock that another process holds for a moment."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -220,7 +215,7 @@ def _hold(path: Path, wait: bool = False) -> Iterator[bool]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         held = True
-    except OSError:  # another process has it, or the file system knows no locks
+    except OSError:  # another process holds it, or the file system has no locks
         held = False
     try:
         yield held
@@ -247,8 +242,7 @@ def sync(path: Path) -> None:
 def lock_file(path: Path) -> BinaryIO | None:
     """The file, locked until it is closed or the process ends; None if another process has locked it.
 
-    It holds the id of this process. A record lock, because loader workers do not inherit it: one that outlives a
-    killed run by a moment must not keep the lock.
+    It contains this process's id. A record lock: loader workers, which may outlive a killed run, do not inherit it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")

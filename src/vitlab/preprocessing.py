@@ -50,13 +50,11 @@ class Preprocessing:
     """Where the center begins if an odd number of pixels is left over: rounded to even (torchvision, timm), or half a
     pixel to the top left (Hugging Face, Google)."""
     crop_size: Size | None = None
-    """What is squashed to or cropped, if larger than `image_size`, which is then its top left: patches that do not
-    divide an image leave out the rest."""
+    """Size of the squash or crop, if larger than `image_size`, which is its top left: patches leave out the rest."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     range: tuple[int, int] | None = None
-    """The values in an image file that are black and white, where they differ from its type's: applied where it is
-    decoded, before all others."""
+    """The values of black and white in an image file, where they differ from its type's; applied when it is decoded."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,8 +100,7 @@ class Preprocessing:
     def read(cls, metadata: Mapping[str, Any], where: str, image_size: Size | None = None) -> "Preprocessing":
         """The `preprocessing` in a checkpoint's metadata, or in older ones `eval_resize`, which always meant `google`.
 
-        Without either it is the default, and without a size it has `image_size`. Raises UserError, naming `where`, for
-        anything else.
+        Without either it is the default; without a size it has `image_size`. Raises UserError, which names `where`.
         """
         entry = metadata.get("preprocessing")
         try:
@@ -142,9 +139,8 @@ class Preprocessing:
     def with_resize(self, resize: int) -> "Preprocessing":
         """The same with the shorter side brought to `resize` and the center cropped."""
         if self.is_google:
-            return dataclasses.replace(
-                self.google(self.image_size, resize), mean=self.mean, std=self.std, range=self.range
-            )
+            google = self.google(self.image_size, resize)
+            return dataclasses.replace(google, mean=self.mean, std=self.std, range=self.range)
         return dataclasses.replace(self, resize=resize, keep_aspect=True, crop_size=None)
 
     def to_metadata(self) -> dict[str, Any]:

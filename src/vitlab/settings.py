@@ -24,8 +24,6 @@ FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
 
 SIGNS = {"gt": (">", operator.gt), "ge": (">=", operator.ge), "lt": ("<", operator.lt), "le": ("<=", operator.le)}
 """A limit's name in `annotated_types` -> its sign and its comparison."""
-
-
 _LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """What no output can encode. Other surrogates are how Python decodes bytes of file names that are not text."""
 
@@ -51,7 +49,8 @@ def read_fields(data: Any, fields: Mapping[str, Any], where: str) -> dict[str, A
     for name, hint in fields.items():
         value = data.get(name)
         if isinstance(hint, Mapping):
-            known |= {} if value is None else {name: read_fields(value, hint, f"{where}: {name}")}
+            if value is not None:
+                known[name] = read_fields(value, hint, f"{where}: {name}")
         elif value is not None or (name in data and _fits(None, hint)):
             if not _fits(_as_tuples(value), hint):
                 raise UserError(f"{where}: {name} is {repr(value)[:100]}; allowed: {_spell(hint)}.")
@@ -116,8 +115,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: Any, data: dict[str, Any]) -> Any:
-    """The inverse of `to_dict`; raises UserError for an unknown key. A dataclass may have `read_older`, which turns the
-    data of earlier versions into today's.
+    """The inverse of `to_dict`; raises UserError for an unknown key. A `kind.read_older` converts older data first.
 
     `kind` is a dataclass, or a union of dataclasses, whose field `kind` selects one (default: the first).
     """

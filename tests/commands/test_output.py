@@ -37,6 +37,7 @@ BEGINNINGS = {
     "features": ("features there --dataset digits", "loading there"),
     "predict": ("predict there a.png", "loading there"),
     "inspect": ("inspect there", "loading there"),
+    "paper": ("paper eq1", "showing eq1"),
     "app": ("app there", "loading there"),
     "study": ("study positions", "planning the study positions at scale small"),
     "bench": ("bench ViT-B/16", "measuring ViT-B/16"),

@@ -1,8 +1,6 @@
 """The data set in memory and on disk, several labels, parts of a split, digests of images, intact arrays or none."""
 
-import dataclasses
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_files import paths_of, pixels_of, put
 
-from vitlab.data.dataset import Dataset, Labels, digest_images, read_arrays
-from vitlab.data.decode import Entry, ImageError
+from vitlab.data.dataset import Dataset, Labels, read_arrays
+from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.splits import stratified_split, stratified_subset
 from vitlab.io import write_arrays
@@ -123,32 +121,6 @@ def test_invalid_shares(share: float) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- caches
-
-
-def test_images_in_memory_are_identified_by_their_bytes() -> None:
-    values = np.arange(3 * 4 * 4 * 3, dtype=np.uint8).reshape(3, 4, 4, 3)
-    data = Dataset("made", "train", ("a", "b"), np.array([0, 1, 0]), values)
-    before = digest_images("salt", data)
-    assert digest_images("salt", dataclasses.replace(data, name="other", labels=data.labels[::-1])) == before
-    assert digest_images("other", data) != before
-    assert digest_images("salt", dataclasses.replace(data, failures={2: ImageError("x", "broken")})) != before
-    values[2, 3, 3, 2] += 1
-    assert digest_images("salt", data) != before
-
-
-def test_images_in_files_are_identified_by_path_size_and_time(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.bin" for i in range(2)]
-    for path in paths:
-        path.write_bytes(b"1")
-    entries = [Entry(str(path)) for path in paths]
-    data = Dataset("disk", "train", ("a",), np.zeros(2, np.int64), entries=entries)
-    digests = [digest_images("", data)]
-    digests.append(digest_images("", dataclasses.replace(data, entries=[entries[0]._replace(offset=1), entries[1]])))
-    os.utime(paths[1], ns=(paths[1].stat().st_atime_ns, paths[1].stat().st_mtime_ns + 1))
-    digests.append(digest_images("", data))
-    paths[1].unlink()
-    digests.append(digest_images("", data))
-    assert len(set(digests)) == 4
 
 
 def test_arrays_are_intact_or_none(tmp_path: Path) -> None:

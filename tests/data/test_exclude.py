@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.exclude import identity, image_id, read_exclusion, write_lines
+from vitlab.data.exclude import image_id, list_fingerprint, read_exclusion, write_lines
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 
@@ -72,7 +72,7 @@ def test_a_list_is_identified_by_its_content(tmp_path: Path) -> None:
     second = tmp_path / "two.txt"
     second.write_bytes(b"\r\n".join(os.fsencode(name) for name in [*reversed(names), names[0], ""]))
     assert set(read_exclusion(second)) == set(names)
-    assert identity(first) == identity(second)
-    assert identity(first)["listed"] == 3
-    assert identity(write(second, *names[:2])) != identity(first)
+    assert list_fingerprint(first) == list_fingerprint(second)
+    assert list_fingerprint(first)["listed"] == 3
+    assert list_fingerprint(write(second, *names[:2])) != list_fingerprint(first)
     assert read_exclusion(write(second)) == []

@@ -10,9 +10,9 @@ from image_files import encode
 from PIL import Image
 from shard_files import write_folders
 
-from vitlab.data.dataset import digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
+from vitlab.data.identity import digest_images
 from vitlab.data.loader import train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform

@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 
 from vitlab.data import identity
-from vitlab.data.identity import identify, listed, normalized_location
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import Entry, ImageError
+from vitlab.data.identity import digest_images, identify, listed, normalized_location
 from vitlab.data.registry import load_dataset
 
 
@@ -113,3 +115,29 @@ def test_the_place_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert normalized_location(other, True) == normalized_location(same[0], True)
     for name in ("shards:hub:a/b", "shards:https://host/a", "hub:a/b", "digits"):
         assert normalized_location({"name": name}, True)["name"] == name
+
+
+def test_images_in_memory_are_identified_by_their_bytes() -> None:
+    values = np.arange(3 * 4 * 4 * 3, dtype=np.uint8).reshape(3, 4, 4, 3)
+    data = Dataset("made", "train", ("a", "b"), np.array([0, 1, 0]), values)
+    before = digest_images("salt", data)
+    assert digest_images("salt", dataclasses.replace(data, name="other", labels=data.labels[::-1])) == before
+    assert digest_images("other", data) != before
+    assert digest_images("salt", dataclasses.replace(data, failures={2: ImageError("x", "broken")})) != before
+    values[2, 3, 3, 2] += 1
+    assert digest_images("salt", data) != before
+
+
+def test_images_in_files_are_identified_by_path_size_and_time(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.bin" for i in range(2)]
+    for path in paths:
+        path.write_bytes(b"1")
+    entries = [Entry(str(path)) for path in paths]
+    data = Dataset("disk", "train", ("a",), np.zeros(2, np.int64), entries=entries)
+    digests = [digest_images("", data)]
+    digests.append(digest_images("", dataclasses.replace(data, entries=[entries[0]._replace(offset=1), entries[1]])))
+    os.utime(paths[1], ns=(paths[1].stat().st_atime_ns, paths[1].stat().st_mtime_ns + 1))
+    digests.append(digest_images("", data))
+    paths[1].unlink()
+    digests.append(digest_images("", data))
+    assert len(set(digests)) == 4

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shard_files import Server, serving, write_folders
 
 from vitlab.data import downloads, remote
-from vitlab.data.dataset import Dataset, digest_images
+from vitlab.data.dataset import Dataset
+from vitlab.data.identity import digest_images
 from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.remote import CACHE_LIMIT, ShardCache, _open_cached, window_order

@@ -20,15 +20,11 @@ from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation import accuracy
-from vitlab.evaluation.accuracy import (
-    Evaluation,
-    evaluate,
-    evaluate_checkpoint,
-    format_evaluation,
-)
+from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 from vitlab.evaluation.calibration import calibrate
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
+from vitlab.evaluation.result import Evaluation, format_evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.run import PREDICTIONS, RunResult
@@ -115,7 +111,8 @@ def test_figures_against_a_plain_loop(logits: Tensor, kind: str) -> None:
     dataset = images()
     if kind != "one":
         lists = [sorted({i % K, (3 * i + 1) % K, i % 2}, reverse=True) for i in range(N)]
-        dataset = dataclasses.replace(with_sets(dataset, lists), left_out=4, alternatives=kind == "alternatives")
+        alternatives = kind == "alternatives"
+        dataset = dataclasses.replace(with_sets(dataset, lists), left_out=4, labels_are_alternatives=alternatives)
     result = evaluate(Table(logits), dataset, (4, 4), BATCHES)
     confusion = np.zeros((K, K), int)
     for i, labels in enumerate(lists):
@@ -196,7 +193,7 @@ def test_mean_average_precision_is_that_of_scikit_learn(logits: Tensor, monkeypa
     assert result.record()["mean_average_precision"] == pytest.approx(expected)
     rounded[0, 0] = math.nan
     assert math.isnan(evaluate(Table(rounded), dataset, (4, 4), SKIP).metrics()["mean_average_precision"])
-    alternatives = dataclasses.replace(dataset, alternatives=True)
+    alternatives = dataclasses.replace(dataset, labels_are_alternatives=True)
     assert "accuracy_interval" in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
     assert "mean_average_precision" not in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
     monkeypatch.setattr(accuracy, "MAX_SCORES", N * K - 1)

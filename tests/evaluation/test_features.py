@@ -15,19 +15,12 @@ import torch
 from image_files import put
 from PIL import Image
 
-from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
-from vitlab.evaluation.features import (
-    Features,
-    check_train_and_test,
-    features,
-    frozen_preprocessing,
-    load_train_and_test,
-    write_features,
-)
-from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
+from vitlab.evaluation.features import Features, features, frozen_preprocessing, write_features
+from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.models import ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import ViT
@@ -197,36 +190,6 @@ def test_unreadable_images_are_skipped_and_not_cached(
     computed()
     assert same(whole, features(model, files, SKIP, cache=tmp_path / "cache"))
     assert computed() == 0
-
-
-def test_splits_that_make_no_classifier(pixels: Dataset, tmp_path: Path) -> None:
-    check_train_and_test(pixels, pixels)
-    several = dataclasses.replace(pixels, label_sets=Labels(pixels.labels, np.arange(12)))
-    for test, message in (
-        (dataclasses.replace(pixels, classes=("a", "b", "d")), "other classes"),
-        (several, "several labels"),
-        (pixels.take(np.arange(0)), "no images"),
-    ):
-        with pytest.raises(UserError, match=message):
-            check_train_and_test(pixels, test)
-    for i in range(40):
-        put(tmp_path / "ab"[i % 2] / f"{i}.png", i)
-    name = f"folder:{tmp_path}"  # whose val is held out of train, if it is the test
-    options: Any
-    for dataset, options, expected in (
-        ("digit", {}, "unknown data set 'digit'"),
-        ("digits", {"train_split": "trainval", "test_split": "val"}, "also in the training split"),
-        ("digits", {"train_split": "val"}, ("val", "test", 179)),
-        (name, {"test_split": "test"}, ("trainval", "test", 36)),
-        (name, {"test_split": "val"}, ("train", "val", 32)),
-        *((name, {"test_split": split}, "also in the training split") for split in ("train", "trainval")),
-    ):
-        if isinstance(expected, str):
-            with pytest.raises(UserError, match=expected):
-                load_train_and_test(dataset, SplitOptions(**options), "raise")
-        else:
-            train, test = load_train_and_test(dataset, SplitOptions(**options), "raise")
-            assert (train.split, test.split, len(train)) == expected
 
 
 def test_preprocessing_of_frozen_models() -> None:

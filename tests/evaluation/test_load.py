@@ -1,6 +1,7 @@
 """A checkpoint in float32 and bfloat16 on its device, the batches that go through it, and the classes of its data."""
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,14 +16,21 @@ from image_files import put
 from PIL import Image
 from torch import nn
 
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.evaluation.load import device_of, evaluation_batches, load_for_evaluation, match_classes
-from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions
+from vitlab.evaluation.load import (
+    check_train_and_test,
+    device_of,
+    evaluation_batches,
+    load_for_evaluation,
+    load_train_and_test,
+    match_classes,
+)
+from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions, SplitOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import build_model
@@ -224,3 +232,34 @@ def test_classes_are_matched_in_any_unicode_form_and_without_names_by_position(
     assert not caplog.messages
     assert match_classes(images, {}, 2, "folder:m", "m") is images
     assert "m has no class names: classes are matched by position (0 " in caplog.text
+
+
+def test_splits_that_make_no_classifier(tmp_path: Path) -> None:
+    pixels = Dataset("made", "test", ("a", "b", "c"), np.arange(11) % 3, np.zeros((11, 8, 8, 3), np.uint8))
+    check_train_and_test(pixels, pixels)
+    several = dataclasses.replace(pixels, label_sets=Labels(pixels.labels, np.arange(12)))
+    for test, message in (
+        (dataclasses.replace(pixels, classes=("a", "b", "d")), "other classes"),
+        (several, "several labels"),
+        (pixels.take(np.arange(0)), "no images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_train_and_test(pixels, test)
+    for i in range(40):
+        put(tmp_path / "ab"[i % 2] / f"{i}.png", i)
+    name = f"folder:{tmp_path}"  # whose val is held out of train, if it is the test
+    options: Any
+    for dataset, options, expected in (
+        ("digit", {}, "unknown data set 'digit'"),
+        ("digits", {"train_split": "trainval", "test_split": "val"}, "also in the training split"),
+        ("digits", {"train_split": "val"}, ("val", "test", 179)),
+        (name, {"test_split": "test"}, ("trainval", "test", 36)),
+        (name, {"test_split": "val"}, ("train", "val", 32)),
+        *((name, {"test_split": split}, "also in the training split") for split in ("train", "trainval")),
+    ):
+        if isinstance(expected, str):
+            with pytest.raises(UserError, match=expected):
+                load_train_and_test(dataset, SplitOptions(**options), "raise")
+        else:
+            train, test = load_train_and_test(dataset, SplitOptions(**options), "raise")
+            assert (train.split, test.split, len(train)) == expected

@@ -11,10 +11,10 @@ from vitlab.errors import UserError
 from vitlab.evaluation.multi_label import (
     MIN_POSITIVES,
     choose_thresholds,
+    decide_labels,
     label_rows,
     label_summary,
     mean_average_precision,
-    set_labels,
     stored_thresholds,
     to_labels,
 )
@@ -33,7 +33,7 @@ def made(n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 
 
 def set_by(logits: np.ndarray, thresholds: list[float] | None) -> np.ndarray:
-    return set_labels(torch.from_numpy(logits), thresholds).numpy()
+    return decide_labels(torch.from_numpy(logits), thresholds).numpy()
 
 
 def test_rows_are_those_of_scikit_learn() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation
 from vitlab.evaluation.predictions import CSV_COLUMNS, SET_COLUMNS, read_predictions, write_predictions
+from vitlab.evaluation.result import Evaluation
 
 CLASSES = ("a, b", 'say "c"', "d|e\nf")
 SETS = Labels.of_lists([[0], [1, 2], [2], [0, 1, 2], [1], [2, 0], [0]])

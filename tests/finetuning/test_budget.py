@@ -14,7 +14,7 @@ from vitlab.finetuning.plan import (
 from vitlab.finetuning.stages import Images
 from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
-from vitlab.train.microbatch import step_seconds
+from vitlab.train.microbatch import timing_seconds
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -46,7 +46,7 @@ def test_measuring_is_a_small_part(speed: float) -> None:
 
         def timed(config: FinetuneConfig, train: bool, timer: Timer = timer) -> ImageCost:
             cost = measure(config, slower=1 / speed)
-            timer.passed += step_seconds(config, cost.step.train_seconds) if train else 0.0
+            timer.passed += timing_seconds(config, cost.step.train_seconds) if train else 0.0
             return cost
 
         made = fit_budget(task(seconds, few), timed, timer.left)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.inspection.duplicates import Source, as_text, duplicates
+from vitlab.inspection.duplicates import SplitSpec, as_text, duplicates
 
 
 def image(seed: int) -> Image.Image:
@@ -49,7 +49,9 @@ def result(sets: Path) -> dict[str, Any]:
 
 
 def search(sets: Path, out: Path, **options: Any) -> dict[str, Any]:
-    return duplicates(Source(f"folder:{sets}/web", "trainval"), Source(f"folder:{sets}/exam", "test"), out, **options)
+    return duplicates(
+        SplitSpec(f"folder:{sets}/web", "trainval"), SplitSpec(f"folder:{sets}/exam", "test"), out, **options
+    )
 
 
 def test_the_list_of_pairs(sets: Path, result: dict[str, Any]) -> None:
@@ -102,18 +104,18 @@ def test_a_stricter_threshold(sets: Path, result: dict[str, Any], tmp_path: Path
     largest = max(json.loads(line)["distance"] for line in lines)
     assert search(sets, tmp_path / "out", threshold=largest - 1e-6)["pairs"] == 3
     exam = f"folder:{sets}/exam"
-    assert duplicates(Source(exam, "train"), Source(exam, "test"), tmp_path / "none")["pairs"] == 0
+    assert duplicates(SplitSpec(exam, "train"), SplitSpec(exam, "test"), tmp_path / "none")["pairs"] == 0
 
 
 def test_invalid_settings(sets: Path, tmp_path: Path) -> None:
-    exam = Source(f"folder:{sets}/exam", "test")
+    exam = SplitSpec(f"folder:{sets}/exam", "test")
     with pytest.raises(UserError, match="given twice"):
         duplicates(exam, exam, tmp_path)
     for threshold in (0.0, 0.6, float("nan")):
         with pytest.raises(UserError, match="threshold is"):
             search(sets, tmp_path, threshold=threshold)
     with pytest.raises(UserError, match="16 of the 16 test images"):
-        duplicates(Source(exam.name, "all"), exam, tmp_path / "out")
+        duplicates(SplitSpec(exam.name, "all"), exam, tmp_path / "out")
 
 
 def test_the_output_may_lie_among_the_class_folders(sets: Path, tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_the_output_may_lie_among_the_class_folders(sets: Path, tmp_path: Path) 
     shutil.copytree(sets / "exam" / "train", tmp_path / "pets")
     name = f"folder:{tmp_path}/pets"
     for _ in range(2):
-        duplicates(Source(name, "train"), Source(name, "test"), tmp_path / "pets" / "out")
+        duplicates(SplitSpec(name, "train"), SplitSpec(name, "test"), tmp_path / "pets" / "out")
     assert (tmp_path / "pets/out/result.json").exists()
 
 
@@ -131,7 +133,7 @@ def test_a_pipe_and_a_name_that_is_not_utf_8(sets: Path, tmp_path: Path) -> None
     shutil.copy(tmp_path / "set/test/cat/1.png", tmp_path / "set/train/cat" / os.fsdecode(b"\xff.png"))
     irregular("pipe", tmp_path / "set" / "train" / "cat" / "x\ny.jpg", tmp_path)
     name = f"folder:{tmp_path}/set"
-    result = duplicates(Source(name, "trainval"), Source(name, "test"), tmp_path / "out")
+    result = duplicates(SplitSpec(name, "trainval"), SplitSpec(name, "test"), tmp_path / "out")
     assert (tmp_path / "out/exclude.txt").read_bytes() == b"train/cat/\xff.png\n"
     (row,) = result["unreadable"]
     assert Path(row["path"]).name == "x\ny.jpg"

@@ -104,7 +104,7 @@ def test_heads_are_a_row_for_each_layer_of_the_first_image() -> None:
     zoom, pitch = 6, 26
     for layer, head in np.ndindex(3, 2):
         tile = sheet[layer * pitch : layer * pitch + 24 : zoom, head * pitch : head * pitch + 24 : zoom]
-        assert np.abs(tile - figures.levels(capture.heads[0, layer, head])).max() < 0.02
+        assert np.abs(tile - figures.scale_maps(capture.heads[0, layer, head])).max() < 0.02
 
 
 def test_pairs_of_images() -> None:
@@ -121,15 +121,15 @@ def test_pairs_of_images() -> None:
 
 def test_levels_are_of_each_map_and_one_patch_does_not_hide_the_rest() -> None:
     level = np.linspace(0.2, 0.4, 100).reshape(10, 10)
-    np.testing.assert_allclose(figures.levels(level).ravel()[:95], np.linspace(0, 99 / 94.05, 100)[:95], rtol=1e-6)
-    np.testing.assert_allclose(figures.levels(np.stack([level, 9 * level]))[1], figures.levels(level))
+    np.testing.assert_allclose(figures.scale_maps(level).ravel()[:95], np.linspace(0, 99 / 94.05, 100)[:95], rtol=1e-6)
+    np.testing.assert_allclose(figures.scale_maps(np.stack([level, 9 * level]))[1], figures.scale_maps(level))
     spiked = level.copy()
     spiked[0, 0] = 2.0
-    assert np.abs(figures.levels(spiked) - figures.levels(level)).ravel()[1:].max() < 0.02
+    assert np.abs(figures.scale_maps(spiked) - figures.scale_maps(level)).ravel()[1:].max() < 0.02
     alone = np.full((10, 10), 1e-6) * level
     alone[3, 3] = 1.0
-    assert np.delete(figures.levels(alone).ravel(), 33).max() < 1e-4, "rounding errors must not show"
-    assert (figures.levels(np.full((2, 2), 0.25)) == 0).all()
+    assert np.delete(figures.scale_maps(alone).ravel(), 33).max() < 1e-4, "rounding errors must not show"
+    assert (figures.scale_maps(np.full((2, 2), 0.25)) == 0).all()
 
 
 def test_masked_is_black_without_attention_and_the_image_at_the_maximum() -> None:

@@ -43,13 +43,13 @@ def test_images_of_rows(run: Path) -> None:
 def test_labels_of_rows(run: Path) -> None:
     """One image of each class; and of several labels or none."""
     read = Run.read(run)
-    assert sorted(read.test.labels[read.one_of_each(10)].tolist()) == [0, 1, 2]
-    assert read.test.labels[read.one_of_each(2)].tolist() == [0, 1]
+    assert sorted(read.test.labels[read.one_per_class(10)].tolist()) == [0, 1, 2]
+    assert read.test.labels[read.one_per_class(2)].tolist() == [0, 1]
     labels = [[1], [], [2, 0], *([0] for _ in read.test.labels[3:])]
     firsts = np.array([(row or [0])[0] for row in labels])
     read = replace(read, test=replace(read.test, labels=firsts, label_sets=Labels.of_lists(labels)))
     assert [read.label(row) for row in range(4)] == ["1", "none of the classes", "2, 0", "0"]
-    assert read.one_of_each(10).tolist() == [3, 0, 2]
+    assert read.one_per_class(10).tolist() == [3, 0, 2]
 
 
 def test_images_that_have_gone(folder_run: Path) -> None:

@@ -9,6 +9,7 @@ from inside import photograph, random_capture
 from markup import Page, check
 
 from vitlab.inspection import figures
+from vitlab.inspection.page import page
 from vitlab.inspection.report import (
     DataSection,
     Inspection,
@@ -18,7 +19,6 @@ from vitlab.inspection.report import (
     make_embedding_figures,
     make_figures,
     numbers_of,
-    training_page,
 )
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, get_config
 from vitlab.models.registry import name_of
@@ -65,6 +65,10 @@ def section(name: str = "Pre-training", **other: Any) -> RunSection:
         "embedding_figures": [FILTERS, POSITIONS],
     }
     return RunSection(name, **values | other)
+
+
+def training_page(title: str, lead: str, runs: list[RunSection]) -> str:
+    return page("runs.html.j2", title, lead, runs=runs)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from PIL import Image
 from vitlab.inspection import figures
 from vitlab.inspection.capture import Capture
 from vitlab.inspection.figures import PageImage, colormap
-from vitlab.inspection.page import page, write_page
-from vitlab.inspection.report import LEVELS, view
+from vitlab.inspection.page import page
+from vitlab.inspection.viewer import COLORS, view
 
 RANDOM = np.random.default_rng(0)
 EVIL = "\"><script>alert('$')</script>"
@@ -75,8 +75,8 @@ def test_the_sprite_holds_every_map() -> None:
     expected |= {(1 + layer, 1 + head): capture.heads[0, layer, head] for layer, head in np.ndindex(3, 2)}
     for (row, column), weights in expected.items():
         tile = sprite[4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
-        steps = np.round((LEVELS - 1) * figures.levels(weights)).astype(int)
-        assert (tile == colormap(LEVELS)[steps]).all(), (row, column)
+        steps = np.round((COLORS - 1) * figures.scale_maps(weights)).astype(int)
+        assert (tile == colormap(COLORS)[steps]).all(), (row, column)
 
 
 def test_peaks_are_where_each_map_is_highest() -> None:
@@ -118,7 +118,8 @@ def opened(browser: Any, tmp_path: Path) -> Any:
     heads = smooth((1, 3, 2, 4, 6))
     heads[0, 1, 1] = 0.001
     heads[0, 1, 1, 3, 5] = 0.6
-    write_page(tmp_path / "page.html", page_of(view_of(captured(heads=heads)), view_of(captured(), "dog.png")))
+    text = page_of(view_of(captured(heads=heads)), view_of(captured(), "dog.png"))
+    (tmp_path / "page.html").write_bytes(text.encode())
     browser.get_log("performance")  # of earlier pages
     browser.get_log("browser")
     browser.get((tmp_path / "page.html").as_uri())

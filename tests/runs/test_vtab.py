@@ -91,13 +91,13 @@ def out(finished: Finished, tmp_path: Path) -> Path:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tasks that are trained, in order."""
     names: list[str] = []
-    run = module.run
+    training_run = module.TrainingRun
 
-    def watched(*args: Any, **options: Any) -> RunResult:
+    def watched(*args: Any, **options: Any) -> Any:
         names.append(options["description"])
-        return run(*args, **options)
+        return training_run(*args, **options)
 
-    monkeypatch.setattr(module, "run", watched)
+    monkeypatch.setattr(module, "TrainingRun", watched)
     return names
 
 
@@ -110,7 +110,7 @@ def test_two_tasks(finished: Finished) -> None:
         test = json.loads((finished.folder / name / "result.json").read_text())["test"]
         assert (settings["data"]["name"], settings["examples"]) == (f"vtab:{name}", 1000)
         assert settings["model"]["num_classes"] == TASKS[name].classes
-        expected = {"task": TASKS[name].csv, "group": TASKS[name].group, "images": TEST_IMAGES[name], "skipped": 0}
+        expected = {"task": TASKS[name].title, "group": TASKS[name].group, "images": TEST_IMAGES[name], "skipped": 0}
         assert row == expected | {"accuracy": test["accuracy"]}
         assert not (finished.folder / name / "checkpoints").exists()
     result = finished.result

@@ -35,7 +35,7 @@ def test_the_page_needs_nothing_else_and_shows_both_runs(result: dict) -> None:
 def test_the_same_call_again_reads_the_runs(result: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another seed is another run."""
     monkeypatch.setattr("vitlab.studies.demo._section", lambda *_: None)  # figures take long
-    monkeypatch.setattr("vitlab.studies.demo.training_page", lambda *_: Path(result["page"]).read_text())
+    monkeypatch.setattr("vitlab.studies.demo.page", lambda *_, **__: Path(result["page"]).read_text())
     assert demo(Path(result["page"]).parent, shrink=100) == result
     with pytest.raises(ValueError, match="seed: 0 -> 1"):
         demo(Path(result["page"]).parent, seed=1, shrink=100)

@@ -90,7 +90,7 @@ def test_measuring_leaves_the_model_unchanged(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("free", "processes", "expected"), [(1000, 1, 24), (50, 1, 16), (50, 2, 8), (3, 1, 1)])
 def test_it_fits_the_free_memory(free: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halved until its megabyte per image fits MEMORY_FRACTION of the free memory, which processes share."""
-    monkeypatch.setattr(microbatch, "train_seconds", lambda *_: 0.1)
+    monkeypatch.setattr(microbatch, "time_training", lambda *_: 0.1)
     monkeypatch.setattr(memory, "rank_bytes", lambda _, images, *__: {"weights": 10**6, "activations": 10**6 * images})
     monkeypatch.setattr(microbatch, "free_memory", lambda _: free * 1_000_000)
     config = dataclasses.replace(SMALL, batch_size=24 * processes)
@@ -103,12 +103,12 @@ def test_a_trial_that_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     """It is halved, unless it was given; a model that fits only sharded has the counted size, and no known time."""
 
     def fits(most: int) -> None:
-        def train_seconds(config: TrainConfig, model: object, device: object, images: int, shard: int) -> float:
+        def time_training(config: TrainConfig, model: object, device: object, images: int, shard: int) -> float:
             if images > most:
                 raise torch.OutOfMemoryError
             return 0.1
 
-        monkeypatch.setattr(microbatch, "train_seconds", train_seconds)
+        monkeypatch.setattr(microbatch, "time_training", time_training)
 
     model = build_model(SMALL.model)
     fits(4)

@@ -11,7 +11,7 @@ from peers import OBLONG, VIT_ARGS, bare, check_normalized, create_timm
 from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.weights import load_metadata, load_model, save_model
-from vitlab.weights.assumptions import say
+from vitlab.weights.assumptions import warn_once
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 
 SQUARE = {**VIT_ARGS, "img_size": 24, "num_classes": 5}
@@ -22,7 +22,7 @@ def test_assumptions_are_named_once_and_changed(tmp_path: Path, caplog: pytest.L
     args = {**SQUARE, "embed_dim": 192, "num_heads": 6, "act_layer": "quick_gelu"}
     theirs = create_timm("vit_tiny_patch16_224", **args)
     path = bare(theirs, tmp_path / "vit.safetensors")
-    say.cache_clear()
+    warn_once.cache_clear()
     assumed, _ = load_model(path), load_model(path)
     (line,) = caplog.messages
     for part in ("heads 3", "gelu erf", "layer_norm_eps 1e-06", "pool token", "24x24 (3x3 patches of 8)", "mean (0.5"):

@@ -32,8 +32,9 @@ from vitlab.models.variant import all_settings, override
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
-from vitlab.weights.timm import metadata_timm, read_timm, timm_layout, write_timm
+from vitlab.weights.timm import metadata_timm, read_timm, write_timm
 from vitlab.weights.timm_arguments import is_eva
+from vitlab.weights.timm_layout import timm_layout
 
 EVA02 = Rotary(1e4, "index", (16, 16))
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -11,8 +11,9 @@ import torch
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.timm import metadata_timm, timm_layout
+from vitlab.weights.timm import metadata_timm
 from vitlab.weights.timm_arguments import timm_settings
+from vitlab.weights.timm_layout import timm_layout
 
 V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 

@@ -28,11 +28,7 @@ LEAD = (
 
 
 def launch(
-    path: str | Path,
-    *,
-    port: int | None = None,
-    device: str = "auto",
-    announce: Callable[[str], object] = print,
+    path: str | Path, *, port: int | None = None, device: str = "auto", announce: Callable[[str], object] = print
 ) -> None:
     """Serves the page of the checkpoint at `path`, or of all in that folder, until it is interrupted.
 

@@ -11,13 +11,14 @@ from vitlab.data.decode import IMAGE_FORMATS, Levels, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
 from vitlab.evaluation.load import load_for_evaluation
-from vitlab.evaluation.multi_label import describe_thresholds, labels_set, stored_thresholds
+from vitlab.evaluation.multi_label import describe_thresholds, predicted_label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import top_classes
 from vitlab.inspection import figures
 from vitlab.inspection.capture import capture
 from vitlab.inspection.page import render
-from vitlab.inspection.report import details_of, numbers_of, view
+from vitlab.inspection.report import details_of, numbers_of
+from vitlab.inspection.viewer import view
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names
 from vitlab.weights.detect import find_checkpoint
@@ -44,8 +45,7 @@ def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np
 def find_checkpoints(path: str | Path) -> dict[str, str]:
     """Name -> location of the checkpoint at `path`, or of all directly in that folder.
 
-    A corrupt file is included and raises when it is loaded; a folder that cannot be read is not. Raises UserError where
-    there is none.
+    A corrupt file is included and raises when it is loaded; an unreadable folder is not. Raises UserError for none.
     """
     folder = Path(path)
     entries = sorted(folder.iterdir()) if folder.is_dir() and not _is_checkpoint(folder) else []
@@ -123,7 +123,7 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
     classes = class_names(checkpoint.metadata, model.config.num_classes)
     (predictions,) = top_classes(torch.from_numpy(captured.logits), checkpoint.metadata, TOP)
-    labels = labels_set(captured.logits, classes, checkpoint.metadata)
+    labels = predicted_label_names(captured.logits, classes, checkpoint.metadata)
     thresholds = labels and describe_thresholds(stored_thresholds(checkpoint.metadata, len(classes)))
     return render(
         "result.html.j2",

@@ -102,10 +102,8 @@ class Convert:
             log=print_note,
             assume=self.assume.given(),
         )
-        text = (
-            f"{result['path']}: {result['parameters']:,} parameters in the format of {self.to}; read back, the logits "
-        )
-        print_result(result, self.json, f"{text}differ by {result['difference']:.1e}.")
+        text = f"{result['path']}: {result['parameters']:,} parameters in the format of {self.to}; read back, "
+        print_result(result, self.json, f"{text}the logits differ by {result['difference']:.1e}.")
         return 0
 
 

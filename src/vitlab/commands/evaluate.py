@@ -75,10 +75,9 @@ class Fewshot:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            groups = self.protocol, self.splits, self.options
-            report = fewshot_checkpoint(
-                self.checkpoint, self.dataset, *groups, cache=self.cache, out=self.out, log=print_note, world=world
-            )
+            options: dict[str, Any] = {"cache": self.cache, "out": self.out, "log": print_note, "world": world}
+            groups = (self.protocol, self.splits, self.options)
+            report = fewshot_checkpoint(self.checkpoint, self.dataset, *groups, **options)
         print_result(report, self.json, format_fewshot(report))
         return 0
 

@@ -1,4 +1,7 @@
-"""`--help`: all commands, or the usual flags of one, a sentence each; `--help-all`: every flag with its text."""
+"""`--help`: all commands, or the usual flags of one, a sentence each; `--help-all`: every flag with its text.
+
+`cli.parse` calls `overview` and `command_help`. tyro's own help would always show every setting.
+"""
 
 import ast
 import dataclasses
@@ -24,14 +27,14 @@ USUAL = {
 }
 """The settings of a run that `--help` shows. A command's other flags are always shown."""
 HIDDEN = {"model.kind", "model.stem", "model.body"}
-"""What no flag can usefully set."""
+"""Settings that the model's name decides: their flags are never shown."""
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", pathlib.Path: "PATH"}
 COLUMN = 28
-"""Where the texts begin."""
+"""The column in which texts begin."""
 
 
 class Flag(NamedTuple):
-    """A line of the help."""
+    """A line of the help. The `name` of a positional argument is its metavar."""
 
     name: str
     metavar: str
@@ -53,14 +56,14 @@ def overview() -> str:
 
 def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     """The help of a command with the defaults of the recipe that `words` name."""
-    every = "--help-all" in words
+    show_all = "--help-all" in words
     flags = list(_command_flags(kind))
     positional = [flag for flag in flags if not flag.name.startswith("-")]
     groups = {"": positional, "options": [flag for flag in flags if flag.name.startswith("-")]}
     if has_field(kind, "config"):
-        for flag in _settings_flags(name, words, every):
+        for flag in _settings_flags(name, words, show_all):
             section, dot, _ = flag.name[2:].partition(".")
-            groups.setdefault(section if dot and every else "settings", []).append(flag)
+            groups.setdefault(section if dot and show_all else "settings", []).append(flag)
     usage = " ".join([f"usage: vitlab {name}", *(flag.name for flag in positional), "[OPTIONS]"])
     blocks = [
         textwrap.fill(usage, _width(), subsequent_indent="    "),
@@ -68,8 +71,8 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     ]
     for title, rows in groups.items():
         if rows:
-            blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, every) for flag in rows)]))
-    if has_field(kind, "config") and not every:
+            blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, show_all) for flag in rows)]))
+    if has_field(kind, "config") and not show_all:
         blocks.append(f"`vitlab {name} --help-all` shows every flag, with its whole text.")
     return "\n\n".join(blocks)
 
@@ -78,69 +81,67 @@ def _width() -> int:
     return max(60, min(shutil.get_terminal_size().columns, 120))
 
 
-def _row(flag: Flag, every: bool) -> str:
-    text = flag.text if every else flag.text.partition(". ")[0].rstrip(".") + "."
-    if flag.default is not None and flag.default != "":
+def _row(flag: Flag, whole_text: bool) -> str:
+    text = flag.text if whole_text else flag.text.partition(". ")[0].rstrip(".") + "."
+    if flag.default not in (None, "", ()):
         text = f"{text.rstrip('.')} ({flag.default})."
     left = f"  {flag.name} {flag.metavar}".rstrip()
     lines = textwrap.wrap(text, _width() - COLUMN) or [""]
     if len(left) + 2 > COLUMN:
-        return "\n".join([left, *(f"{'':{COLUMN}}{line}" for line in lines)])
-    return "\n".join([f"{left:{COLUMN}}{lines[0]}", *(f"{'':{COLUMN}}{line}" for line in lines[1:])])
+        lines.insert(0, "")
+    first, *rest = lines
+    return "\n".join([f"{left:{COLUMN}}{first}".rstrip(), *(f"{'':{COLUMN}}{line}" for line in rest)])
 
 
 def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
-    """The arguments of a command, except the settings of its `config`. Those of a dataclass in it have its name as
-    prefix, unless that is empty."""
+    """The arguments of a command but `config`; those in a dataclass have its name as prefix, unless tyro's is empty."""
     hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     for field in dataclasses.fields(kind):
-        hint, text = hints[field.name], texts.get(field.name, "")
+        hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
         if field.name == "config" or tyro.conf.Suppress in marks:
             continue
-        name = f"--{prefix}{field.name.replace('_', '-')}"
-        metavar = _metavar(hint)
-        value = None if field.default is dataclasses.MISSING else field.default
-        for mark in marks:
-            text = getattr(mark, "help", None) or text
-            name = f"--{prefix}{mark.name}" if getattr(mark, "name", None) else name
-            metavar = getattr(mark, "metavar", None) or metavar
+        arg: Any = next((mark for mark in marks if hasattr(mark, "metavar")), tyro.conf.arg())
+        text = arg.help or texts.get(field.name, "")
+        metavar = arg.metavar or _metavar(hint)
+        default = None if field.default is dataclasses.MISSING else field.default
         inner = typing.get_args(hint)[0] if marks else hint
         if dataclasses.is_dataclass(inner):
-            unnamed = any(getattr(mark, "name", None) == "" for mark in marks)
-            yield from _command_flags(inner, "" if unnamed else f"{field.name}.")
+            yield from _command_flags(inner, "" if arg.name == "" else f"{field.name}.")
         elif tyro.conf.Positional in marks:
-            yield Flag(metavar, "", text, value)
+            yield Flag(metavar, "", text, default)
         else:
-            yield Flag(name, metavar, text, _shown(value))
+            yield Flag(f"--{prefix}{arg.name or field.name.replace('_', '-')}", metavar, text, _format_default(default))
 
 
-def _settings_flags(name: str, words: Sequence[str], every: bool) -> Iterator[Flag]:
-    """The flags of the settings of the recipe that `words` name."""
+def _settings_flags(name: str, words: Sequence[str], show_all: bool) -> Iterator[Flag]:
+    """The flags of the settings of the recipe that `words` name: those in USUAL, or with `show_all` all that work."""
     words = [word for word in words if word not in ("-h", "--help", "--help-all")]
     chosen = read_recipe(name, words)
 
-    def rows(part: Any, section: str) -> Iterator[Flag]:
-        hints = typing.get_type_hints(type(part), include_extras=True)
-        texts = field_texts(type(part))
-        for field in dataclasses.fields(part):
-            setting, value = section + field.name, getattr(part, field.name)
-            value = FewShotConfig() if setting == "fewshot" and value is None else value
+    def flags_of(config: Any, prefix: str) -> Iterator[Flag]:
+        hints = typing.get_type_hints(type(config), include_extras=True)
+        texts = field_texts(type(config))
+        for field in dataclasses.fields(config):
+            setting = prefix + field.name
+            value = getattr(config, field.name)
+            if setting == "fewshot" and value is None:
+                value = FewShotConfig()
             if dataclasses.is_dataclass(value) and setting not in HIDDEN:
-                yield from rows(value, f"{setting}.")
+                yield from flags_of(value, f"{setting}.")
             elif value is None and any(map(dataclasses.is_dataclass, typing.get_args(hints[field.name]))):
                 continue  # the recipe has no such section
-            elif not advice_for(name, setting) and (setting in USUAL or (every and setting not in HIDDEN)):
-                default = "chosen by the data" if setting in chosen.open_settings else _shown(value)
+            elif not advice_for(name, setting) and (setting in USUAL or (show_all and setting not in HIDDEN)):
+                default = "chosen by the data" if setting in chosen.open_settings else _format_default(value)
                 flag = f"--{setting.replace('_', '-')}"
                 yield Flag(flag, _metavar(hints[field.name]), texts.get(field.name, ""), default)
 
-    return rows(chosen.config, "")
+    return flags_of(chosen.config, "")
 
 
-def _shown(value: Any) -> str | None:
-    """A default as text; None for one that says nothing."""
+def _format_default(value: Any) -> str | None:
+    """A default as text; None for one that need not be shown."""
     if value is None or value is False or value == () or callable(value):
         return None
     if isinstance(value, tuple):
@@ -149,7 +150,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _metavar(hint: Any) -> str:
-    """What a flag takes, such as INT or {adam,sgd}; empty for a switch."""
+    """The values that a flag takes, such as INT or {adam,sgd}; empty for a switch."""
     origin = typing.get_origin(hint)
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if origin is Annotated:
@@ -159,13 +160,12 @@ def _metavar(hint: Any) -> str:
     if origin is Literal:
         return "{" + ",".join(map(str, args)) + "}"
     if origin is tuple:
-        metavars = len(args) == 2 and args[1] is not ... and [_metavar(arg) for arg in args]
-        return " ".join(metavars) if metavars else f"{_metavar(args[0])} ..."
+        return f"{_metavar(args[0])} ..." if args[-1] is ... else " ".join(map(_metavar, args))
     return "" if hint is bool else METAVARS.get(hint, "TEXT")
 
 
 def field_texts(kind: Any) -> dict[str, str]:
-    """The docstrings of a dataclass's fields, on one line each."""
+    """The docstrings of a dataclass's fields, each on one line, inherited ones included."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if "__dataclass_fields__" in vars(base):

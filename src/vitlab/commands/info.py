@@ -165,7 +165,7 @@ def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
 
     rows = []
     for name, task in _matching(TASKS, pattern):
-        row = {"task": name, "called": task.csv, "group": task.group, "classes": task.classes, "test": task.test_size}
+        row = {"task": name, "called": task.title, "group": task.group, "classes": task.classes, "test": task.test_size}
         row |= {"data": task.origin.access} | ({"available": available(name, root)} if root else {})
         rows.append(row | {"license": task.origin.license, "source": task.origin.page})
     return rows

@@ -104,11 +104,11 @@ class Duplicates:
 
     def run(self) -> int:
         print_note(f"reading {self.train} and {self.test} ...")
-        from vitlab.inspection.duplicates import Source, as_text, duplicates
+        from vitlab.inspection.duplicates import SplitSpec, as_text, duplicates
 
         result = duplicates(
-            Source(self.train, self.train_split, self.train_root),
-            Source(self.test, self.test_split, self.test_root),
+            SplitSpec(self.train, self.train_split, self.train_root),
+            SplitSpec(self.test, self.test_split, self.test_root),
             self.out,
             threshold=self.threshold,
         )

@@ -1,7 +1,7 @@
 """Flags of a run's settings: one for each field of its config, such as `--optim.lr`, with the recipe's values.
 
-Three steps: `read_recipe` finds the recipe in the words of a command, for its values are the defaults of the flags;
-tyro reads the flags, unchecked; `resolve` makes the config of the recipe and the settings given, and checks it.
+`parse_command` takes three steps: `read_recipe` finds the recipe in the words of a command, whose values are the
+defaults of the flags; tyro reads the flags, unchecked; `resolve` makes the config, and checks it.
 """
 
 import dataclasses
@@ -17,8 +17,9 @@ from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, OPEN, PRETRAIN, resolve
 from vitlab.settings import nearest
 
-MODEL_OF_CHECKPOINT = {"model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
+MODEL_OF_CHECKPOINT = {"model.": "the model comes from the checkpoint; give --image-size or --model.dropout."}
 TASK_DATA = ("data.name", "data.root", "data.classes", "data.train_split", "data.eval_split")
+"""The settings that each task of VTAB decides."""
 WITHOUT_EFFECT = {
     "pretrain": {"model.num_classes": "the data set decides."},
     "plan": {"model.num_classes": "the data set decides."},
@@ -52,8 +53,7 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     chosen = read_recipe(name, words)
     kind_with_flags = with_flags(kind, chosen.config)
     command: Any = tyro.cli(kind_with_flags, args=words, prog=f"vitlab {name}", description=kind.__doc__)
-    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
-    given = {setting: value for setting, value in _leaves(command.config) if flags & set(_flags_of(setting, value))}
+    given = _given_settings(command, words)
     for setting in sorted(given):
         if advice := advice_for(name, setting):
             raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
@@ -64,10 +64,8 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
         given |= {setting: value for setting, value in data.items() if value is not None}
     has_budget = getattr(command, "budget", None) is not None
     resolved = resolve(chosen.config, given, chosen.open_settings, budget=has_budget)
-    command = dataclasses.replace(command, config=resolved.config)
-    if has_field(kind, "open_settings"):
-        command = dataclasses.replace(command, open_settings=resolved.open_settings)
-    return command
+    decided = {"config": resolved.config, "open_settings": resolved.open_settings}
+    return dataclasses.replace(command, **{name: value for name, value in decided.items() if has_field(kind, name)})
 
 
 def has_field(kind: Any, name: str) -> bool:
@@ -81,17 +79,18 @@ def read_recipe(name: str, words: Sequence[str]) -> ChosenRecipe:
     """
     if name == "vtab":
         return ChosenRecipe(None, FINETUNE["vtab"]().single(), ())
-    model = _value_of("--model", words)
-    recipe = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
     if name == "finetune":
         recipe = _value_of("--recipe", words) or "staged"
-    elif "--finetune" not in words:
+        return ChosenRecipe(None, _look_up(recipe, FINETUNE)(), OPEN.get(recipe, ()))
+    recipe = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
+    model = _value_of("--model", words)
+    if "--finetune" not in words:
         return ChosenRecipe(model, _look_up(recipe, PRETRAIN)(*([model] if model else [])), ())
+    # `plan --finetune`, of a new model in place of the checkpoint's
     config = _look_up(recipe, FINETUNE)()
-    if name == "plan":  # a new model in place of the checkpoint's
-        side = _value_of("--model.image-size", words) or ""
-        size = int(side) if side.isdigit() else config.model.image_size
-        config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
+    side = _value_of("--model.image-size", words) or ""
+    size = int(side) if side.isdigit() else config.model.image_size
+    config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
     return ChosenRecipe(model, config, OPEN.get(recipe, ()))
 
 
@@ -109,8 +108,7 @@ def with_flags(kind: Any, config: TrainConfig) -> Any:
 def _unchecked(config: Any) -> Any:
     """`config` as an instance of a subclass that checks nothing, and its sections likewise.
 
-    tyro makes its instances with the flags alone: they may be invalid until `resolve` resets what they make useless,
-    such as the recipe's `pad` with another crop.
+    Flags alone may be invalid until `resolve` resets what they make useless: a recipe's `pad` with another crop.
     """
     kind = type(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -123,6 +121,18 @@ def _unchecked(config: Any) -> Any:
     return unchecked(**values | sections)
 
 
+def _given_settings(command: Any, words: Sequence[str]) -> dict[str, Any]:
+    """The settings of `command.config` whose flags are among the words: dotted name -> value."""
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")}
+    given = {}
+    for setting, value in _leaves(command.config):
+        section, dot, name = setting.replace("_", "-").rpartition(".")
+        is_negated = isinstance(value, bool) and f"--{section}{dot}no-{name}" in flags
+        if is_negated or f"--{section}{dot}{name}" in flags:
+            given[setting] = value
+    return given
+
+
 def _leaves(config: Any, section: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of all settings."""
     for field in dataclasses.fields(config):
@@ -131,12 +141,6 @@ def _leaves(config: Any, section: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{section}{field.name}.")
         else:
             yield section + field.name, value
-
-
-def _flags_of(setting: str, value: Any) -> list[str]:
-    """`--data.flip` and, of a switch, `--data.no-flip`."""
-    section, dot, name = setting.replace("_", "-").rpartition(".")
-    return [f"--{section}{dot}{name}", *([f"--{section}{dot}no-{name}"] if isinstance(value, bool) else [])]
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:

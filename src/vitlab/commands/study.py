@@ -21,7 +21,7 @@ from vitlab.train.throughput import DEVICES
 
 @dataclass(frozen=True)
 class Study:
-    """Run one of the paper's studies: a table, a figure and a verdict on each claim. Continues an interrupted study."""
+    """Run one of the paper's studies: a table, a figure and a verdict on each claim. Resumes an interrupted study."""
 
     name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME")] = ""
     """One of `vitlab study --list`."""
@@ -32,8 +32,7 @@ class Study:
     scale: Literal["tiny", "small", "paper"] = "small"
     """small: one to four core-hours, or minutes of a GPU; tiny: a smoke test of minutes; paper: the original."""
     budget: str | None = None
-    """Time for the study, such as 20m or 2h, at the scale `small`: fewer seeds, and shorter runs if two do not fit. The
-    same command goes on from there."""
+    """Time for the study, such as 20m or 2h, at the scale `small`: fewer seeds, and shorter runs if two do not fit."""
     dry_run: bool = False
     """Print the cost of each run and exit."""
     out: Path | None = None
@@ -64,12 +63,12 @@ class Study:
             raise UserError(
                 f"unknown study {self.name!r}; {nearest(self.name, [*STUDIES, *TABLES])}. `vitlab study --list`"
             )
-        without_effect = ("processes", "device", "budget") if self.dry_run else ("tflops",)
-        for name in without_effect:
-            if getattr(self, name) != getattr(Study, name):
-                raise UserError(f"--{name} has no effect {'with' if self.dry_run else 'without'} --dry-run.")
+        if self.dry_run:
+            self._refuse(("processes", "device", "budget"), "with --dry-run")
+        else:
+            self._refuse(("tflops",), "without --dry-run")
         print_note(f"planning the study {self.name} at scale {self.scale} ...")
-        from vitlab.studies import cost, runner
+        from vitlab.studies import compute, runner
         from vitlab.studies.report import as_text
         from vitlab.train.clock import Clock
 
@@ -78,33 +77,36 @@ class Study:
         make_plan = partial(runner.plan, study, self.scale, out, dataset=self.dataset, root=self.root)
         plan, clock = make_plan(), None
         if self.dry_run:
-            result = cost.cost(plan, self.tflops)
-            print_result(result, self.json, cost.as_text(result))
+            result = compute.study_compute(plan, self.tflops)
+            print_result(result, self.json, compute.format_compute(result))
             return 0
         if self.budget is not None:
-            from vitlab.studies.budget import fit_study
-
             if self.scale != "small":
                 raise UserError(f"--budget is for --scale small, not {self.scale}; leave one of the two out.")
             clock = Clock(parse_duration(self.budget), started)
             count = runner.num_processes(self.scale, self.processes, self.device)
             print_note("measuring the speed")
-            plan = fit_study(study, lambda seeds, n: make_plan(seeds=seeds, divisor=n), clock, count, self.device)
+            plan = compute.fit_study(study, make_plan, clock, count, self.device)
             steps = f", 1/{plan.divisor} of the steps" if plan.divisor > 1 else ""
             print_note(f"{len({run.config.seed for run in plan.runs})} of {study.seeds} seeds{steps}")
         if plan.unfinished_runs:
-            print_note(f"{cost.summary(plan)} ...")
+            print_note(f"{compute.describe_open_runs(plan)} ...")
         result = runner.run_study(study, plan, processes=self.processes, device=self.device, clock=clock)
         text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
         print_result(result, self.json, text)
         return 0
 
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+        """Raises UserError for an option of these that was given."""
+        for name in names:
+            if getattr(self, name) != getattr(Study, name):
+                raise UserError(f"--{name.replace('_', '-')} has no effect {reason}.")
+
     def _print_table(self) -> int:
         from vitlab.studies.tables import as_text, layout
 
-        for name in ("scale", "budget", "dry_run", "out", "dataset", "root", "processes", "tflops", "device"):
-            if getattr(self, name) != getattr(Study, name):
-                raise UserError(f"--{name.replace('_', '-')} has no effect with {self.name}, which starts no runs.")
+        options = ("scale", "budget", "dry_run", "out", "dataset", "root", "processes", "tflops", "device")
+        self._refuse(options, f"with {self.name}, which starts no runs")
         table = layout(self.name, self.runs)
         print_result(table, self.json, as_text(table))
         return 0

@@ -8,15 +8,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands import (
-    CHECKPOINTS,
-    Checkpoint,
-    Device,
-    Json,
-    PositionInterpolation,
-    print_note,
-    print_result,
-)
+from vitlab.commands import CHECKPOINTS, Checkpoint, Device, Json, PositionInterpolation, print_note, print_result
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import parse_duration
 from vitlab.errors import UserError
@@ -84,11 +76,9 @@ class Finetune:
     open_settings: Annotated[frozenset[str], tyro.conf.Suppress, tyro.conf.Fixed] = frozenset()
     checkpoint: Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)] = DEFAULT
     budget: str | None = None
-    """Time for the whole job, such as 90s, 10m or 1h. Image size, steps and sweep are chosen for it by a measurement on
-    this machine."""
+    """Time for the whole job, such as 90s, 10m or 1h. The speed here, measured, decides image size, steps and sweep."""
     recipe: str = "staged"
-    """One of `vitlab list recipes`. `staged`, `custom`, `bit` and `bit-small` are for any images and require
-    --dataset."""
+    """One of `vitlab list recipes`. `staged`, `custom`, `bit` and `bit-small`, for any images, require --dataset."""
     dataset: str | None = None
     """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`. Default: the recipe's. Unreadable files
     of a folder or table are skipped and listed (`--data.on-error raise` stops at them)."""
@@ -119,11 +109,19 @@ class Finetune:
         any_images = not FINETUNE[self.recipe]().data.name
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
-            options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
-            options |= {"open_settings": self.open_settings}
-            options |= {"device": self.device, "log": print_note, "world": world}
-            options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
-            run = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
+            run = sweep_and_finetune(
+                self.checkpoint,
+                self.config,
+                workdir,
+                image_size=self.image_size,
+                interpolation=self.interpolation,
+                open_settings=self.open_settings,
+                budget=None if self.budget is None else parse_duration(self.budget),
+                started=started,
+                device=self.device,
+                log=print_note,
+                world=world,
+            )
         print_result(run.result, self.json, run.summary())
         return 0
 

@@ -61,7 +61,8 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
 
     Raises UserError where the JSON was measured with other settings or on another machine.
     """
-    device, keys = choose_device(options.device), row_keys(models, options)
+    device = choose_device(options.device)
+    keys = row_keys(models, options)
     options = _resolve(options, device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -143,8 +144,8 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     if options.batch is None:
         spec = dataclasses.replace(spec, batch=fastest_batch(spec, fits))
     peak = peak_bytes(spec)
-    room = free_memory(device) if device.type == "cpu" else None  # beyond it the system ends the process
-    if peak is None or (room is not None and peak > room):
+    free = free_memory(device) if device.type == "cpu" else None  # beyond it the system ends the process
+    if peak is None or (free is not None and peak > free):
         raise UserError(f"a batch of {spec.batch} does not fit into the free memory; give a smaller --batch")
     # Fused attention on a GPU writes no attention matrix: its products would take longer than all of the model.
     products = measure.count_products(config, spec.batch, mode == "train", attention=device.type == "cpu")
@@ -153,9 +154,7 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     speeds = {name: measure.spread([spec.batch * rate for rate in per_round]) for name, per_round in rates.items()}
     flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
     tflops = speeds[MODEL]["median"] * flops / 1e12
-    limit = peak_flops(device_name(device)) if spec.dtype == "bfloat16" else None
-    product_tflops = measure.product_flops(products) * speeds[CEILING]["median"] / spec.batch / 1e12
-    ceiling = {"images_per_s": speeds[CEILING], "tflops": product_tflops}
+    device_peak = peak_flops(device_name(device)) if spec.dtype == "bfloat16" else None
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": measure.commit(),
@@ -164,8 +163,12 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
         "images_per_s": speeds[MODEL],
         "peak_bytes": peak,
         "tflops": tflops,
-        "mfu": tflops * 1e12 / limit if limit else None,
-        "ceiling": ceiling | {"share": measure.ratio(rates[MODEL], rates[CEILING])},
+        "mfu": tflops * 1e12 / device_peak if device_peak else None,
+        "ceiling": {
+            "images_per_s": speeds[CEILING],
+            "tflops": measure.product_flops(products) * speeds[CEILING]["median"] / spec.batch / 1e12,
+            "share": measure.ratio(rates[MODEL], rates[CEILING]),
+        },
     }
 
 
@@ -176,7 +179,7 @@ def peak_bytes(spec: StepSpec) -> int | None:
         return _measured_peak(dataclasses.replace(spec, compile=False))
     if spec.mode == "infer":
         return inference_bytes(spec.config, spec.batch, getattr(torch, spec.dtype), "cpu")
-    return sum(rank_bytes(spec.run, spec.batch, spec.dtype, "cpu").values())
+    return sum(rank_bytes(spec.train_config, spec.batch, spec.dtype, "cpu").values())
 
 
 def _measured_peak(spec: StepSpec) -> int | None:
@@ -198,9 +201,12 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
 
     Doubling, then bisection until a batch larger by 1/16 does not fit.
     """
-    fitting, failing = 0, None
-    while fitting < MAX_BATCH if failing is None else failing - fitting > max(1, fitting // 16):
-        batch = min(2 * fitting or 1, MAX_BATCH) if failing is None else (fitting + failing) // 2
+    fitting, batch = 0, 1
+    while fitting < MAX_BATCH and fits(batch):
+        fitting, batch = batch, min(2 * batch, MAX_BATCH)
+    failing = batch
+    while failing - fitting > max(1, fitting // 16):
+        batch = (fitting + failing) // 2
         if fits(batch):
             fitting = batch
         else:
@@ -210,7 +216,9 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
 
 def fastest_batch(spec: StepSpec, fits: Callable[[int], bool]) -> int:
     """The power of two that fits at which the model is fastest; ends after two doublings without a gain."""
-    best, best_rate, batch, without_gain = 1, 0.0, 1, 0
+    best = batch = 1
+    best_rate = 0.0
+    without_gain = 0
     while without_gain < 2 and batch <= MAX_BATCH and fits(batch):
         step = build(dataclasses.replace(spec, batch=batch, compile=False))
         rate = batch / min(measure.timer(step).timeit(1).mean for _ in range(2))
@@ -236,7 +244,7 @@ def skipped_rows(record: Mapping[str, Any]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`ceiling` is in TFLOP/s, too."""
+    """A row as cells; `ceiling` is in TFLOP/s, too."""
     low, high = row["images_per_s"]["quartiles"]
     return {
         "model": row["model"],

@@ -21,7 +21,7 @@ from vitlab.errors import UserError
 from vitlab.recipes import pretrain
 from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
-from vitlab.studies.cost import IMAGES, images, model_of
+from vitlab.studies.compute import PAPER_IMAGES, model_of, num_training_images
 from vitlab.studies.spec import StudyRun, exaflops, updates
 from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.microbatch import free_memory
@@ -36,10 +36,11 @@ TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pr
 """Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
 SECONDS = 1.0
 ROUNDS = 3
-"""Number of rounds, of SECONDS each, of a measurement on this machine."""
+"""A measurement on this machine has so many rounds of SECONDS each."""
 MAX_IMAGES = 128
+"""Largest batch of such a measurement."""
 MAX_CPU_STEP_FLOPS = 1e12
-"""Limits of the batch of such a measurement: images, and FLOPs of a step on a CPU (about a second)."""
+"""Most work of its step on a CPU, about a second."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _with_hyperrule_and_classes(
 def _train_examples(config: TrainConfig, count: int | None) -> int | None:
     """Images of the training split; None where they are unknown and do not affect the length of the run."""
     try:
-        return count or images(config.data)
+        return count or num_training_images(config.data)
     except ValueError as error:
         if config.steps is not None:
             return None
@@ -209,7 +210,7 @@ def core_days(work: float, model_name: str | None = None) -> CoreDays:
     That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
     configs = [recipe(model) for recipe, model, _ in TABLE2]
-    works = [exaflops(config, IMAGES[config.data.name]) for config in configs]
+    works = [exaflops(config, PAPER_IMAGES[config.data.name]) for config in configs]
     tflops = sum(works) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
     printed = None
     for (_, model, days), of_table in zip(TABLE2, works, strict=True):
@@ -257,6 +258,7 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
 
 
 def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
+    """The memory of one of `count` processes on such devices, by every strategy."""
     if device == CPU:
         precision = resolve_precision(config.precision, torch.device(CPU))
         available = free_memory(torch.device(CPU)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -265,17 +267,18 @@ def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
         available = DEVICES[device].memory
     images_per_process = config.batch_size // count
     images_at_once = min(config.microbatch or images_per_process, images_per_process)
+
+    def bytes_of(strategy: str, microbatch: int) -> dict[str, int]:
+        device_type = CPU if device == CPU else "cuda"
+        return rank_bytes(config, microbatch, precision, device_type, count, strategy == "fsdp")
+
     memory = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
-
-        def parts_with(microbatch: int, sharded: bool = strategy == "fsdp") -> dict[str, int]:
-            return rank_bytes(config, microbatch, precision, CPU if device == CPU else "cuda", count, sharded)
-
-        parts = parts_with(images_at_once)
-        microbatch = images_at_once
-        while microbatch and sum(parts_with(microbatch).values()) > available:
-            microbatch //= 2
-        memory[strategy] = StrategyMemory(parts, sum(parts.values()), microbatch == images_at_once, microbatch)
+        fitting = images_at_once
+        while fitting and sum(bytes_of(strategy, fitting).values()) > available:
+            fitting //= 2
+        parts = bytes_of(strategy, images_at_once)
+        memory[strategy] = StrategyMemory(parts, sum(parts.values()), fitting == images_at_once, fitting)
     return RankMemory(
         precision=precision,
         activation_checkpointing=config.activation_checkpointing,

@@ -1,4 +1,4 @@
-"""One step of a model in training, as `vitlab pretrain` makes it, or in inference, again and again on one batch."""
+"""One step of a model, repeated on a fixed batch: a training step of `vitlab pretrain`, or inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ class StepSpec:
     device: str = "cpu"
 
     @property
-    def run(self) -> TrainConfig:
-        """The training, with the precision that `vitlab pretrain` has for this dtype on this device."""
+    def train_config(self) -> TrainConfig:
+        """The settings of the training, with the precision of `vitlab pretrain` for this dtype on this device."""
         lower = "autocast" if self.device.startswith("cuda") else "bfloat16"
         return TrainConfig(
             model=self.config,
@@ -46,8 +46,10 @@ class StepSpec:
 
 def build(spec: StepSpec) -> Callable[[], Tensor | None]:
     """A function that computes one batch, and returns the logits in inference."""
-    device, model = torch.device(spec.device), example_model(spec.config)
-    return inference_step(spec, model) if spec.mode == "infer" else training_step(spec.run, device, model)
+    model = example_model(spec.config)
+    if spec.mode == "infer":
+        return inference_step(spec, model)
+    return training_step(spec.train_config, torch.device(spec.device), model)
 
 
 def example_model(config: ModelConfig) -> Model:

@@ -19,19 +19,21 @@ from vitlab.data.splits import warn_once
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.io import open_regular
 
-logger = logging.getLogger(__name__)
-
-_NUMBER = re.compile("([0-9]+)")
+MAX_CLASSES = 2**20
+"""Most classes without names: a larger label is a mistake."""
 HASHED_END = 2**12
 """Bytes at the end of files of one size, which differ wherever compressed images do."""
+_DIGITS = re.compile("([0-9]+)")
+
+logger = logging.getLogger(__name__)
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
     """The names sorted: numbers in them by value (2 before 10), all else by code point, in NFC, as `sorted` does."""
 
     def key(name: str) -> tuple[list[Any], str]:
-        # Text and numbers in turn, so that only like is compared with like.
-        parts: list[Any] = _NUMBER.split(canonical(name))
+        # Text and numbers alternate. A number is compared by its count of digits, then by these.
+        parts: list[Any] = _DIGITS.split(canonical(name))
         parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
         return parts, name
 
@@ -43,27 +45,30 @@ def canonical(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
-    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them.
+def numbered_classes(top: int, where: str) -> tuple[str, ...]:
+    """Names for numbered classes, "0" to `top`; `where` is for messages. Raises UserError for too many."""
+    if top >= MAX_CLASSES:
+        raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
+    return tuple(str(i) for i in range(top + 1))
 
-    A number is an index, unless names of classes are numbers: then it is a name. Raises UserError.
-    """
-    given = tuple(classes)
-    known: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
-    if any(name.isdecimal() for name in dataset.classes):
-        classes = [str(c) for c in classes]
-    else:
-        known |= {index: index for index in range(len(dataset.classes))}
-    chosen = [known.get(canonical(c) if isinstance(c, str) else c, -1) for c in classes]
-    if not chosen or -1 in chosen or len(set(chosen)) < len(chosen):
+
+def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
+    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them. A
+    number is an index, unless names of classes are numbers: then it is a name. Raises UserError."""
+    names_are_numbers = any(name.isdecimal() for name in dataset.classes)
+    index_of: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
+    if not names_are_numbers:
+        index_of |= {index: index for index in range(len(dataset.classes))}
+    keys = [canonical(str(c)) if names_are_numbers or isinstance(c, str) else c for c in classes]
+    kept = [index_of.get(key, -1) for key in keys]
+    if not kept or -1 in kept or len(set(kept)) < len(kept):
         raise UserError(
             f"classes must be different names ({first_ten(dataset.classes)}) or numbers from 0 to "
-            f"{len(dataset.classes) - 1} of {dataset.name}, not {given}"
+            f"{len(dataset.classes) - 1} of {dataset.name}, not {tuple(classes)}"
         )
-    kept = np.array(chosen, np.int64)
-    new = np.full(len(dataset.classes), -1)
-    new[kept] = np.arange(len(kept))
-    labels = dataset.all_labels.renumber(new)
+    new_labels = np.full(len(dataset.classes), -1)
+    new_labels[kept] = np.arange(len(kept))
+    labels = dataset.all_labels.renumber(new_labels)
     indices = np.flatnonzero(labels.counts)
     labels = labels.take(indices)
     return dataclasses.replace(
@@ -86,23 +91,25 @@ def require_two_classes(train: Dataset) -> None:
 
 
 def require_classes_left(dataset: Dataset, rest: Dataset, failures: Sequence[Sequence[Any]], *, train: bool) -> None:
-    """Raises UserError if all images of a class in `dataset` are among `failures` (index, path, reason), so that `rest`
-    has none; without `train` it is logged."""
+    """Raises UserError, or logs without `train`, if no image of a class is left.
+
+    rest: the images of `dataset` that could be read; failures: index, path and reason of the others.
+    """
     lost = np.setdiff1d(dataset.all_labels.values, rest.all_labels.values)
     if not len(lost):
         return
-    _, path, reason = next(f for f in failures if np.isin(dataset.all_labels.of_image(f[0]), lost).any())
+    _, path, reason = next(each for each in failures if np.isin(dataset.all_labels.of_image(each[0]), lost).any())
     text = (
         f"no image of {first_ten([dataset.classes[label] for label in lost])} in {dataset.name} ({dataset.split}) can "
         f"be read; the first, {quoted(path)}: {reason}"
     )
     if train:
-        raise UserError(f"{text}. Mend the images, or leave the class out.")
-    logger.warning("%s; nothing is measured on it", text)
+        raise UserError(f"{text}. Repair or remove the images, or exclude the class.")
+    logger.warning("%s; the class is not evaluated", text)
 
 
 def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
-    """Logs classes without an image among those that were `read`, int [n]; the others were skipped."""
+    """Logs classes without an image among those that were `read` (indices, int [n]); the others were skipped."""
     if len(read) < len(dataset):
         skipped = np.setdiff1d(np.arange(len(dataset)), read).tolist()
         failures = [(index, dataset.path(index), "it is skipped") for index in skipped]
@@ -119,14 +126,16 @@ def warn_of_classes(dataset: Dataset) -> None:
     for name in dataset.classes:
         alike["".join(name.replace("_", " ").split()).casefold()].append(name)
     if pairs := [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
-        text = f"{quoted(dataset.name)}: {first_ten(pairs)} are classes of their own; rename them if they are the same"
-        warn_once(text)
+        warn_once(f"{quoted(dataset.name)}: {first_ten(pairs)} are different classes; rename them if they are the same")
 
 
 def warn_of_contradictions(*datasets: Dataset) -> None:
-    """Logs files with the same bytes and different labels. Whole files are compared only if sizes and ends agree;
-    images in shards or memory are not compared."""
-    labels: dict[str, bytes] = {}
+    """Logs files with the same bytes and different labels. Images in shards or memory are not compared.
+
+    Files are grouped by size, then by their ends, then by their whole content; after each step, files without another
+    label in their group are done.
+    """
+    labels: dict[str, bytes] = {}  # of each file
     for dataset in datasets:
         if not isinstance(dataset.entries, Entries):
             files = [entry.file if entry.is_whole_file else "" for entry in dataset.entries]

@@ -59,7 +59,7 @@ class Contents:
     """Sorted paths of images and of broken links; counts of other files by kind: their suffix, or "hidden"."""
 
     images: list[str]
-    dead: list[str]
+    broken_links: list[str]
     others: collections.Counter[str]
 
 
@@ -70,7 +70,7 @@ def contents_of(folder: Path) -> Contents:
         if kind == "image":
             contents.images.append(path)
         elif kind == "link":
-            contents.dead.append(path)
+            contents.broken_links.append(path)
         else:
             contents.others[kind] += 1
     contents.images.sort()
@@ -81,7 +81,7 @@ def images_below(folder: Path) -> list[str]:
     """All images in `folder` and below it, sorted by path, with broken links, which raise when they are read."""
     look_again()
     contents = contents_of(folder)
-    return sorted(contents.images + contents.dead)
+    return sorted(contents.images + contents.broken_links)
 
 
 def has_images(folder: Path, below: bool = True) -> bool:
@@ -97,10 +97,10 @@ def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:
         seen.add(real)
     folders = []
     for entry in _entries(folder):
-        if _hidden(entry.name):
+        if _is_hidden(entry.name):
             if not entry.is_dir():
                 yield "hidden", entry.path
-        elif _is_dead(entry):
+        elif _is_broken_link(entry):
             yield "link", entry.path
         elif entry.is_dir():
             folders.append(entry.path)
@@ -108,7 +108,7 @@ def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:
             suffix = _suffix(entry.name)
             yield "image" if suffix in IMAGE_SUFFIXES else suffix or _NO_SUFFIX, entry.path.removeprefix("./")
     for path in sorted(folders) if seen is not None else ():
-        if not _is_output(path):
+        if not _is_skipped(path):
             yield from _walk(path, seen)
 
 
@@ -120,11 +120,11 @@ def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
         raise UserError(f"cannot list the folder {quoted(folder)}: {error.strerror}") from error
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in SYSTEM
 
 
-def _is_dead(entry: "os.DirEntry[str]") -> bool:
+def _is_broken_link(entry: "os.DirEntry[str]") -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110  (a Path is slow)
 
 
@@ -132,31 +132,35 @@ def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122  (a Path for every image is slow)
 
 
-@functools.cache  # until a data set is opened: every class folder is asked for several times
-def _is_output(folder: str, top: bool = True) -> bool:
-    """Whether `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; logged once."""
-    names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
-    evidence = next(names, "") or ("runs, models or exports" if _holds_outputs(folder) else "")
-    if evidence and top:
+def _is_skipped(folder: str) -> bool:
+    """Whether `folder` is an output of this package, which is logged once."""
+    if evidence := _output_evidence(folder):
         shown = quoted(folder.removeprefix("./"))
         warn_once(f"{shown} is skipped: it is not data, but was written by a command (it holds {evidence})")
     return evidence != ""
 
 
+@functools.cache  # until a data set is opened: every class folder is asked for several times
+def _output_evidence(folder: str) -> str:
+    """What shows that `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; "" if it is none."""
+    names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
+    return next(names, "") or ("runs, models or exports" if _holds_only_outputs(folder) else "")
+
+
 def look_again() -> None:
     """Forgets which folders are outputs: a run may have been written since."""
-    _is_output.cache_clear()
+    _output_evidence.cache_clear()
 
 
 def _has(folder: str, name: str) -> bool:
     return os.path.exists(os.path.join(folder, name))  # noqa: PTH110, PTH118  (a Path for every folder is slow)
 
 
-def _holds_outputs(folder: str) -> bool:
+def _holds_only_outputs(folder: str) -> bool:
     has_outputs = False
     for entry in _entries(folder):
-        if entry.is_dir(follow_symlinks=False) and not _hidden(entry.name):
-            if not _is_output(entry.path, top=False):
+        if entry.is_dir(follow_symlinks=False) and not _is_hidden(entry.name):
+            if not _output_evidence(entry.path):
                 return False
             has_outputs = True
         elif _suffix(entry.name) in IMAGE_SUFFIXES or entry.is_symlink():
@@ -179,17 +183,17 @@ def subfolders(path: Path) -> list[str]:
     broken links, which may have been folders."""
     if not path.is_dir():
         raise UserError(f"there is no folder {quoted(str(path))}")
-    visible = [entry for entry in _entries(str(path)) if not _hidden(entry.name)]
-    require_no_dead_links(path, [entry.path for entry in visible if _is_dead(entry)])
-    return sorted(entry.name for entry in visible if entry.is_dir() and not _is_output(entry.path))
+    visible = [entry for entry in _entries(str(path)) if not _is_hidden(entry.name)]
+    require_no_broken_links(path, [entry.path for entry in visible if _is_broken_link(entry)])
+    return sorted(entry.name for entry in visible if entry.is_dir() and not _is_skipped(entry.path))
 
 
-def require_no_dead_links(path: Path, dead: list[str]) -> None:
+def require_no_broken_links(path: Path, links: list[str]) -> None:
     """Raises UserError for broken links below `path`."""
-    if dead:
-        links = first_ten([f"{link} -> {os.readlink(link)}" for link in sorted(dead)])  # noqa: PTH115
+    if links:
+        shown = first_ten([f"{link} -> {os.readlink(link)}" for link in sorted(links)])  # noqa: PTH115
         raise UserError(
-            f"{quoted(str(path))} has {len(dead)} broken links: {links}; mount or restore what they name, or "
+            f"{quoted(str(path))} has {len(links)} broken links: {shown}; mount or restore what they name, or "
             f"remove them"
         )
 
@@ -207,7 +211,7 @@ def _describe(others: collections.Counter[str]) -> str:
     return ", ".join(f"{quoted(kind)} {count}{hints.get(kind, '')}" for kind, count in sorted(others.items()))
 
 
-def no_images(folder: Path, others: collections.Counter[str]) -> UserError:
+def no_images_error(folder: Path, others: collections.Counter[str]) -> UserError:
     """The error for a folder without images: what is there instead, and what to do."""
     start = f"the folder {quoted(str(folder))} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})"
     if not others:

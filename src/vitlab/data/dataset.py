@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,15 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from vitlab.data.decode import Entry, ImageError, Levels
-from vitlab.errors import UserError
 from vitlab.io import NPZ_ERRORS, reading_npz
 
-# Images of one size up to MEMORY_SIDE pixels are decoded once, if they have at most MEMORY_BYTES, and MEMORY_FILES
-# images: at each start of a run every file takes 40 microseconds or more.
-MEMORY_SIDE = 64
-MEMORY_BYTES = 2**30
-MEMORY_FILES = 200_000
-MAX_CLASSES = 2**20  # without names: a larger label is a mistake
+MEMORY_SIDE, MEMORY_BYTES, MEMORY_FILES = 64, 2**30, 200_000
+"""Images of one size are decoded once, up to this side in pixels, so many bytes and so many files: reading a file takes
+40 microseconds or more at each start of a run."""
 
 BatchIndices = tuple[np.ndarray, np.ndarray]
 """Epochs and dataset indices of one batch, int64 [B] each."""
@@ -28,13 +22,10 @@ BatchIndices = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Labels:
-    """Several labels for each image: image i has `values[offsets[i] : offsets[i + 1]]`.
+    """Any number of labels for each image: image i has `values[offsets[i] : offsets[i + 1]]`."""
 
-    values: int64 [M]; offsets: int64 [N + 1].
-    """
-
-    values: np.ndarray
-    offsets: np.ndarray
+    values: np.ndarray  # int64 [M]
+    offsets: np.ndarray  # int64 [N + 1]
 
     @classmethod
     def of_lists(cls, lists: Sequence[Sequence[int]]) -> "Labels":
@@ -93,15 +84,14 @@ class Labels:
 
 
 class Entries(ABC):
-    """N images whose locations are stored in arrays, so that a million images do not need a million objects.
-
-    rows: int64 [N], which of the stored images they are. local: whether they are on this machine; `order` and
-    `read_ahead` are for those that are not. identity: the SHA-256 of their index, or its start, if they are not.
-    """
+    """N images whose locations are stored in arrays, so that a million images do not need a million objects."""
 
     rows: np.ndarray
-    local = True
+    """int64 [N], which of the stored images they are."""
+    is_local = True
+    """Whether they are on this machine; `order` and `read_ahead` are for those that are not."""
     identity = ""
+    """The SHA-256 of their index, or its start, if they are not on this machine."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,35 +124,36 @@ class Entries(ABC):
 
 @dataclasses.dataclass
 class Dataset:
-    """N labeled images, in files (`entries`) or in memory (`pixels`).
-
-    labels: int64 [N], indices into `classes`. pixels: uint8 [N, H, W, 3], or None if the set is not in memory.
-    failures: the images of `pixels` that could not be read; `image` raises them. label_sets: all labels of each image,
-    if some have several or none; `labels` is then the first of each (0 without one), and a prediction is right if it is
-    any of them.
-    alternatives: whether any of an image's labels is right, as in ImageNet-ReaL and ObjectNet.
-    left_out: images of the source that are not here because none of their labels is among the classes. folder: where
-    the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
-    missing here. levels: the values in the files that are black and white, as for `decode_image`. groups: a text for
-    each image; images with the same one (of a patient, of a video) stay together wherever a split is drawn. from_val:
-    of "trainval", which images are from the user's own val split.
-    """
+    """N labeled images, in files (`entries`) or in memory (`pixels`)."""
 
     name: str
     split: str
     classes: tuple[str, ...]
     labels: np.ndarray
+    """int64 [N], indices into `classes`; the first of `label_sets` where there are several, 0 where there is none."""
     pixels: np.ndarray | None = None
+    """uint8 [N, H, W, 3], or None if the set is not in memory."""
     entries: Sequence[Entry] | Entries = ()
+    """The files of the images. A set in memory has their names alone, or no entries."""
     failures: dict[int, ImageError] = dataclasses.field(default_factory=dict)
+    """The images of `pixels` that could not be read; `image` raises them."""
     label_sets: Labels | None = None
-    alternatives: bool = False
+    """All labels of each image, if some images have several or none. A prediction is right if it is any of them."""
+    labels_are_alternatives: bool = False
+    """Whether any of an image's labels is right, as in ImageNet-ReaL and ObjectNet; else all are to be predicted."""
     left_out: int = 0
+    """Images of the source that are not here because none of their labels is among the classes."""
     folder: str = ""
+    """Where the files are: an image is named by its path below it."""
     full_size: int | None = None
+    """Images of the complete split, if some are missing here."""
     levels: Levels | None = None
+    """The values in the files that are black and white, as for `decode_image`."""
     groups: np.ndarray | None = None
+    """A text for each image. Images with the same one (of a patient, of a video) stay together wherever a split is
+    drawn."""
     from_val: np.ndarray | None = None
+    """bool [N] for the split "trainval": which images are from the user's own val split."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -175,12 +166,12 @@ class Dataset:
     @property
     def multi_label(self) -> bool:
         """Whether all of several labels are to be predicted: by `loss="sigmoid"`, with mean average precision."""
-        return self.label_sets is not None and not self.alternatives
+        return self.label_sets is not None and not self.labels_are_alternatives
 
     @property
     def is_remote(self) -> bool:
         """Whether the images are read from an address."""
-        return isinstance(self.entries, Entries) and not self.entries.local
+        return isinstance(self.entries, Entries) and not self.entries.is_local
 
     def path(self, index: int) -> str:
         """The name of image `index` in messages."""
@@ -209,8 +200,8 @@ class Dataset:
             from_val=None if self.from_val is None else self.from_val[indices],
         )
 
-    def in_memory(self, on_error: str) -> "Dataset":
-        """The same set with `pixels`, if its images are small and of one size; else the set as it is.
+    def read_if_small(self, on_error: str) -> "Dataset":
+        """The same set with `pixels`, if its images are small and of one size (`MEMORY_SIDE`); else the set as it is.
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
@@ -255,39 +246,18 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     )
 
 
+def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
+    """Names the images of a set in memory by `source` (default: set and split) and their `indices` there, so that an
+    image has the same name in every subset."""
+    if dataset.entries:
+        return dataset
+    source = source or f"{dataset.name}/{dataset.split}"
+    indices = np.arange(len(dataset)) if indices is None else indices
+    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in indices])
+
+
 SplitReader = tuple[list[str], Callable[[str], Dataset]]
 """A source that is split on disk: the splits that are there, and a function that reads one of them."""
-
-
-def numbered_classes(top: int, where: str) -> tuple[str, ...]:
-    """Names for numbered classes, "0" to `top`; `where` is for messages. Raises UserError for too many."""
-    if top >= MAX_CLASSES:
-        raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
-    return tuple(str(i) for i in range(top + 1))
-
-
-def digest_images(start: str, dataset: Dataset) -> str:
-    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files, or the index of
-    remote shards. Labels do not count."""
-    digest = hashlib.sha256(start.encode())
-    if dataset.pixels is not None:
-        pixels = np.ascontiguousarray(dataset.pixels)
-        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(dataset.failures)}".encode())
-        digest.update(pixels.data)
-        return digest.hexdigest()
-    if isinstance(dataset.entries, Entries):
-        digest.update(dataset.entries.identity.encode())
-    states: dict[str, bytes] = {}
-    for entry in dataset.entries:
-        if entry.file not in states:
-            try:
-                stat = os.stat(entry.file)  # noqa: PTH116  (a Path for every one of a million files is slow)
-                state = f"{os.path.abspath(entry.file)}\0{stat.st_size}\0{stat.st_mtime_ns}"  # noqa: PTH100
-            except OSError:
-                state = f"{entry.file}\0missing"  # reading it raises
-            states[entry.file] = state.encode(errors="surrogateescape")
-        digest.update(states[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:

@@ -16,14 +16,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from vitlab.data.limits import (
-    MAX_IMAGE_BYTES,
-    MAX_PIXELS,
-    MAX_PPM_HEADER,
-    content_refusal,
-    overlapping_tags,
-    size_refusal,
-)
+from vitlab.data import limits
 from vitlab.errors import UserError, quoted
 from vitlab.io import open_regular, read_regular
 
@@ -49,7 +42,7 @@ IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suf
 
 Levels = tuple[int, int]
 """The values of an image file that are black and white."""
-_BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323
+_BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323  # TIFF tags
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
 _CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
@@ -77,7 +70,7 @@ def decode_image(data: bytes | Path, *, path: str = "<bytes>", levels: Levels | 
     if isinstance(data, Path):
         path, data = str(data), read_bytes(str(data))
     if jpeg := plain_jpeg(data, path=path):
-        return stretch(jpeg.rows(jpeg.height), levels, path)
+        return _stretch(jpeg.rows(jpeg.height), levels, path)
     return _decode_with_pillow(data, path, levels=levels)
 
 
@@ -85,7 +78,7 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
     """`size` bytes of a regular file from `offset` on, by default all. Raises `ImageError`."""
     try:
         if size < 0:
-            return read_regular(path, MAX_IMAGE_BYTES)[offset:]
+            return read_regular(path, limits.MAX_IMAGE_BYTES)[offset:]
         with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
@@ -97,16 +90,16 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels 
     """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
-    if refusal := content_refusal(data):
+    if refusal := limits.content_refusal(data):
         raise ImageError(path, refusal)
     _register_plugins()
     try:
         if data[:1] == b"P":  # Pillow reads the header of a PPM byte by byte, and a comment may be of any length
-            Image.open(io.BytesIO(data[:MAX_PPM_HEADER]), formats=("PPM",)).close()
+            Image.open(io.BytesIO(data[: limits.MAX_PPM_HEADER]), formats=("PPM",)).close()
         with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
             tags = getattr(image, "tag_v2", {})
             tile = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)  # of a TIFF: decoded as a whole
-            if refusal := size_refusal(*image.size, len(data)) or size_refusal(*tile, len(data)):
+            if refusal := limits.size_refusal(*image.size, len(data)) or limits.size_refusal(*tile, len(data)):
                 raise ImageError(path, refusal)
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
@@ -118,7 +111,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels 
         hint = f"; {INSTALL}" if data[4:8] == b"ftyp" and UNREADABLE_SUFFIXES else ""
         raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)}){hint}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(path, f"more than the {MAX_PIXELS:,} pixels allowed: {error}") from None
+        raise ImageError(path, f"more than the {limits.MAX_PIXELS:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
@@ -132,11 +125,12 @@ def _register_plugins() -> None:
 
 def to_array(image: Image.Image, path: str, levels: Levels | None = None) -> np.ndarray:
     """An opened image -> uint8 [H, W, 3], converted as by `decode_image`. Raises `ImageError`, which names `path`."""
+    if not is_deep(image):
+        return _stretch(np.array(_to_rgb(_upright(image))), levels, path)
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     top = 4095 if tags.get(_BITS) == (12,) else 65535
-    if is_deep(image):
-        return np.array(_gray_to_rgb(_upright(image), path, top, tags.get(_PHOTOMETRIC) == 0, levels))
-    return stretch(np.array(_to_rgb(_upright(image))), levels, path)
+    zero_is_white = tags.get(_PHOTOMETRIC) == 0
+    return np.array(_gray_to_rgb(_upright(image), path, top, zero_is_white, levels))
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -144,8 +138,8 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode[0] in "FI"
 
 
-def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
-    """uint8 pixels with black and white at `levels`. Raises `ImageError` if these exceed 8 bits."""
+def _stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
+    """uint8 pixels, with `levels` as black and white. Raises `ImageError` if these exceed 8 bits."""
     if levels is None:
         return pixels
     low, high = levels
@@ -154,11 +148,11 @@ def stretch(pixels: np.ndarray, levels: Levels | None, path: str) -> np.ndarray:
             path,
             f"its values end at 255 (color of 16 bits is read as 8), and data.range {low} {high} is for 16-bit gray",
         )
-    return scale(np.arange(256), low, high)[pixels]
+    return _scale(np.arange(256), low, high)[pixels]
 
 
-def scale(values: np.ndarray, low: int, high: int, inverted: bool = False) -> np.ndarray:
-    """Values as uint8: `low` as 0 and `high` as 255, or with `inverted` the other way round; others are clipped."""
+def _scale(values: np.ndarray, low: int, high: int, inverted: bool = False) -> np.ndarray:
+    """Values as uint8: `low` becomes 0 and `high` 255, or with `inverted` 255 and 0; others are clipped."""
     values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
     values = (high - values if inverted else values - low).clip(0, high - low)
     return ((255 * values + (high - low) // 2) // (high - low)).astype(np.uint8)
@@ -170,15 +164,15 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
     try:
         profile = image.info.get("Raw profile type exif", "")  # in hexadecimal, of a PNG by ImageMagick
-        if overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
+        if limits.overlapping_tags(image.info.get("exif") or bytes.fromhex("".join(profile.split("\n")[3:]))):
             return image
         return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except _EXIF_ERRORS:
         return image
 
 
-def _gray_to_rgb(image: Image.Image, path: str, top: int, inverted: bool, levels: Levels | None) -> Image.Image:
-    """More than 8 bits, which Pillow would clip instead of scaling. top: white, or black where they are `inverted`."""
+def _gray_to_rgb(image: Image.Image, path: str, top: int, zero_is_white: bool, levels: Levels | None) -> Image.Image:
+    """Gray of more than 8 bits, which Pillow would clip instead of scaling. Without `levels` values are 0 to `top`."""
     gray = np.asarray(image)
     if levels is None and (gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > top):
         raise ImageError(
@@ -188,7 +182,7 @@ def _gray_to_rgb(image: Image.Image, path: str, top: int, inverted: bool, levels
         raise ImageError(path, "it has values that are not finite")
     low, high = levels or (0, top)
     gray = np.where(gray == image.info.get("transparency", -1), top, gray)
-    return Image.fromarray(scale(gray, low, high, inverted)).convert("RGB")
+    return Image.fromarray(_scale(gray, low, high, zero_is_white)).convert("RGB")
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -214,40 +208,45 @@ class Jpeg(NamedTuple):
     def rows(self, count: int, shrink: int = 1) -> np.ndarray:
         """The first `count` rows at 1 / `shrink` (1, 2, 4, 8) of the size: uint8 [ceil(count / shrink), W', 3].
 
-        Rows below are not decoded: libjpeg gets a header that promises fewer of them. Where it fails, Pillow reads the
-        whole image. Raises `ImageError`.
+        simplejpeg decodes whole images only. So it gets a header with fewer rows, and then reports the data of the
+        other rows as extraneous. Any other error leaves the image to Pillow. Raises `ImageError`.
         """
         # Blocks are 8 or 16 rows; color of half the height is interpolated with up to two rows of the next block.
         height = min(-(-(count + 4 * shrink) // 16) * 16, self.height)
-        data = self.data
-        if height < self.height:
-            old, new = (struct.pack(">BHH", 8, h, self.width) for h in (self.height, height))  # 8 bits; the size
-            data = data.replace(old, new, 1)  # if that is not the header, the rows do not fit the buffer: an error
+        is_cut = height < self.height
         pixels = np.empty((-(-height // shrink), -(-self.width // shrink), 3), np.uint8)
-        least = (0, 0) if shrink == 1 else pixels.shape[:2]
+        min_height, min_width = (0, 0) if shrink == 1 else pixels.shape[:2]  # choose the size that is decoded
+        data = self._with_height(height) if is_cut else self.data
         try:
-            simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=pixels)
+            simplejpeg.decode_jpeg(data, "RGB", min_height=min_height, min_width=min_width, buffer=pixels)
         except ValueError as error:
-            if height == self.height or "extraneous bytes before marker" not in str(error):  # the other rows
+            if not (is_cut and "extraneous bytes before marker" in str(error)):
                 del pixels  # Pillow needs the memory
                 pixels = _decode_with_pillow(self.data, self.path, shrink)
         return pixels[: -(-count // shrink)]
 
+    def _with_height(self, height: int) -> bytes:
+        """The file with another height in its header: 8 bits, height, width. If the bytes that are replaced are not the
+        header, the decoded rows do not fit their buffer, which is an error."""
+        old, new = (struct.pack(">BHH", 8, h, self.width) for h in (self.height, height))
+        return self.data.replace(old, new, 1)
+
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:
     """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
-    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or content_refusal(data):
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or limits.content_refusal(data):
         return None
     try:
         *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
-    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not size_refusal(width, height, len(data))
+    plain = color in ("YCbCr", "RGB", "Gray") and height * width and not limits.size_refusal(width, height, len(data))
     return Jpeg(data, path, height, width) if plain and _is_upright(data) else None
 
 
 def _is_upright(jpeg: bytes) -> bool:
+    """Whether Pillow would not turn it: neither EXIF nor XMP has an orientation."""
     if b"Orientation" in jpeg:  # XMP
         return False
     if (start := jpeg.find(b"Exif\0\0")) < 0:
@@ -261,14 +260,15 @@ def _is_upright(jpeg: bytes) -> bool:
 
 
 class Entry(NamedTuple):
-    """The bytes of one image: a whole file (`size` -1), or a member of a tar at `offset` with `size` bytes; or only the
-    name of an image in memory (`size` 0). `edge` pixels are cut off at every side of the image."""
+    """The bytes of one image: a whole file, or a member of a tar; or only the name of an image in memory."""
 
     file: str
     member: str = ""
     offset: int = 0
     size: int = -1
+    """Bytes from `offset` on; -1 for a whole file, 0 for an image in memory."""
     edge: int = 0
+    """Pixels that are cut off at every side of the decoded image."""
 
     @property
     def path(self) -> str:
@@ -298,7 +298,8 @@ class Entry(NamedTuple):
 
     def open(self, levels: Levels | None = None) -> np.ndarray | Jpeg:
         """As `read`, but a plain JPEG stays encoded, for a crop to decode its rows."""
-        if self.edge or levels is not None or type(self).read is not Entry.read:
+        prepares_images = type(self).read is not Entry.read
+        if self.edge or levels is not None or prepares_images:
             return self.read(levels)
         data = self.data()
         return plain_jpeg(data, path=self.path) or decode_image(data, path=self.path)

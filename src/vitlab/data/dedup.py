@@ -24,35 +24,31 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 
 SIDE = 32  # pixels of a thumbnail's side
-MIN_STD = 2.0  # of the gray values (0-255) of a thumbnail; below, it is blank: skipped and counted
+MIN_STD = 2.0  # least deviation of a thumbnail's gray values (0-255); below, it is blank: skipped and counted
 SHARD = 16_384  # training images whose thumbnails are in memory together
-CENTER = (
-    0.94  # fraction of each side that the second hash of an image covers, to match the first hash of a cropped copy
-)
-COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image and of the other: 0 whole, 1 center
+CENTER = 0.94  # part of each side that an image's second hash covers, to match the first hash of a cropped copy
+COMPARED = ((0, 0), (0, 1), (1, 0))  # the hashes of a test and of a training image: 0 of the whole, 1 of the center
 RADIUS = 18  # most differing bits in the hashes of a proposed pair; measured by benchmarks/dedup.py
-NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # so many lowest frequencies of a proposed pair correlate at least so much
+NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # number and least correlation of a proposed pair's lowest frequencies
 THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
-MAX_THRESHOLD = 0.5  # beyond this, LEVELS stops the comparison
-# Sides at which a pair is aligned one after the other, steps at each, and the distance above which it is over.
-LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
+MAX_THRESHOLD = 0.5  # largest distance that can be asked for: above it, PYRAMID ends a comparison
+PYRAMID = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
+"""How a pair is aligned: the side of the images, the number of steps, the largest distance with which it continues."""
 REACH = 0.14  # largest shift (in halves of a side) or scaling of an alignment
 
+Indices = Int64[np.ndarray, " n"]
 View = tuple[bool, np.ndarray, np.ndarray]
 """Whether mirrored, thumbnails uint8 [M, S, S], and their frequencies [2, M, 64]."""
 
 
 class Pair(NamedTuple):
-    """Images `train` and `test` (indices in their sets), `distance` apart, their hashes by `bits` of 64.
-
-    flipped: whether one is the other mirrored.
-    """
+    """A training image and a test image that look alike, by their indices."""
 
     train: int
     test: int
     distance: float
-    bits: int
-    flipped: bool
+    bits: int  # of 64 that differ in their hashes
+    flipped: bool  # whether one is the other mirrored
 
 
 class Omitted(NamedTuple):
@@ -73,10 +69,8 @@ class Duplicates(NamedTuple):
 def find_duplicates(
     train: Dataset, test: Dataset, *, limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Duplicates:
-    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
-
-    Raises UserError if a shard has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms.
-    """
+    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`. Raises UserError if a shard
+    has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms."""
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
     parts = list(_read_thumbnails(test, "test", test_omitted))
     test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
@@ -97,27 +91,24 @@ def mirrored_views(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
 
 
 def compare(
-    shard: UInt8[np.ndarray, "N S S"],
-    views: list[View],
-    limit: float = THRESHOLD,
-    max_candidates: int | None = None,
+    shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Iterator[Pair]:
     """The pairs of a thumbnail of `shard` and one of `views` that are at most `limit` apart, by their indices there."""
     shard_frequencies = frequencies(shard)
     for flipped, thumbs, test_frequencies in views:
-        i, j, bits = candidates(hashes(shard_frequencies), hashes(test_frequencies))
-        similar = correlated(shard_frequencies, test_frequencies, i, j)
-        i, j, bits = i[similar], j[similar], bits[similar]
-        if max_candidates is not None and len(i) > max_candidates:
-            raise UserError(f"{len(i):,} pairs of images look alike, which is too many to compare quickly.")
-        distance = distances(thumbs, shard, j, i).astype(np.float64).round(4)
+        train, test, bits = candidates(hashes(shard_frequencies), hashes(test_frequencies))
+        similar = correlated(shard_frequencies, test_frequencies, train, test)
+        train, test, bits = train[similar], test[similar], bits[similar]
+        if max_candidates is not None and len(train) > max_candidates:
+            raise UserError(f"{len(train):,} pairs of images look alike, which is too many to compare quickly.")
+        distance = distances(thumbs, shard, test, train).astype(np.float64).round(4)
         for n in np.flatnonzero(distance <= limit).tolist():
-            yield Pair(int(i[n]), int(j[n]), float(distance[n]), int(bits[n]), flipped)
+            yield Pair(int(train[n]), int(test[n]), float(distance[n]), int(bits[n]), flipped)
 
 
 def _read_thumbnails(
     dataset: Dataset, name: str, omitted: Omitted
-) -> Iterator[tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n S S"]]]:
+) -> Iterator[tuple[Indices, UInt8[np.ndarray, "n S S"]]]:
     """Indices and thumbnails, at most SHARD at a time; `omitted` collects the others."""
 
     def read(index: int) -> np.ndarray:
@@ -183,46 +174,39 @@ def hashes(values: Float[np.ndarray, "2 N 64"]) -> UInt64[np.ndarray, "2 N"]:
 
 def candidates(
     train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
-    """Pairs (train, test, bits that differ) with hashes that differ in at most RADIUS bits.
-
-    Every pair is compared, in blocks that stay in the processor's cache.
-    """
-    rows, columns = 8, 8192
+) -> tuple[Indices, Indices, UInt8[np.ndarray, " n"]]:
+    """Pairs (index in train, index in test, bits that differ) with hashes that differ in at most RADIUS bits. Every
+    pair is compared, in blocks that stay in the processor's cache."""
     pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
-    for left in range(0, train.shape[1], columns):
-        block = train[:, left : left + columns]
-        for top in range(0, test.shape[1], rows):
-            others = test[:, top : top + rows, None]
-            least = np.minimum.reduce([np.bitwise_count(others[one] ^ block[other]) for one, other in COMPARED])
-            row, column = (least <= RADIUS).nonzero()
+    for first_train in range(0, train.shape[1], 8192):
+        block = train[:, first_train : first_train + 8192]
+        for first_test in range(0, test.shape[1], 8):
+            tested = test[:, first_test : first_test + 8, None]
+            bits = np.minimum.reduce([np.bitwise_count(tested[one] ^ block[other]) for one, other in COMPARED])
+            row, column = (bits <= RADIUS).nonzero()
             if len(row):
-                pairs.append((column + left, row + top, least[row, column]))
-    trains, tests, bits = map(np.concatenate, zip(*pairs, strict=True))
-    return trains, tests, bits
+                pairs.append((column + first_train, row + first_test, bits[row, column]))
+    trains, tests, all_bits = map(np.concatenate, zip(*pairs, strict=True))
+    return trains, tests, all_bits
 
 
 def correlated(
-    train: Float[np.ndarray, "2 N 64"],
-    test: Float[np.ndarray, "2 M 64"],
-    i: Int64[np.ndarray, " n"],
-    j: Int64[np.ndarray, " n"],
+    train: Float[np.ndarray, "2 N 64"], test: Float[np.ndarray, "2 M 64"], train_indices: Indices, test_indices: Indices
 ) -> Bool[np.ndarray, " n"]:
-    """Which pairs (train i, test j) remain: their lowest frequencies themselves, not only the signs, correlate.
-
-    It has a hundredth of the cost of `distances`.
-    """
+    """Which pairs of images remain: their lowest frequencies themselves, not only the signs, correlate. It has a
+    hundredth of the cost of `distances`."""
 
     def normalized(values: np.ndarray) -> np.ndarray:
         lowest = values[:, :, :NUM_FREQUENCIES]
         return (lowest / np.maximum(np.linalg.norm(lowest, axis=2, keepdims=True), 1e-6)).astype(np.float32)
 
     train, test = normalized(train), normalized(test)
-    similar = np.zeros(len(i), bool)
+    similar = np.zeros(len(train_indices), bool)
     for one, other in COMPARED:
-        for start in range(0, len(i), 65_536):
+        for start in range(0, len(similar), 65_536):
             part = slice(start, start + 65_536)
-            similar[part] |= np.einsum("nf,nf->n", train[one][i[part]], test[other][j[part]]) >= MIN_CORRELATION
+            a, b = test[one][test_indices[part]], train[other][train_indices[part]]
+            similar[part] |= np.einsum("nf,nf->n", a, b) >= MIN_CORRELATION
     return similar
 
 
@@ -230,31 +214,31 @@ def correlated(
 
 
 def distances(
-    one: UInt8[np.ndarray, "N S S"],
-    other: UInt8[np.ndarray, "M S S"],
-    i: Int64[np.ndarray, " n"],
-    j: Int64[np.ndarray, " n"],
+    first: UInt8[np.ndarray, "N S S"], second: UInt8[np.ndarray, "M S S"], first_rows: Indices, second_rows: Indices
 ) -> Float[np.ndarray, " n"]:
-    """The distance of thumbnails, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
+    """The distance of the thumbnails of pairs, given by their rows: 0 the same, 1.41 unrelated, 2 a negative.
 
     The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
     both are normalized to mean 0 and std 1, and the distance is the root of their mean squared difference.
-    Infinite if the two already differ at a quarter or half of the resolution (`LEVELS`).
+    Infinite if the two already differ at a quarter or half of the resolution (`PYRAMID`).
     """
-    result = np.full(len(i), np.inf, np.float32)
-    for start in range(0, len(i), 2048):
-        rows = torch.arange(start, min(start + 2048, len(i)))
-        a, b = (torch.from_numpy(x[k[start : start + 2048]]).float() for x, k in ((one, i), (other, j)))
+    result = np.full(len(first_rows), np.inf, np.float32)
+    for start in range(0, len(result), 2048):
+        part = slice(start, start + 2048)
+        a = torch.from_numpy(first[first_rows[part]]).float()
+        b = torch.from_numpy(second[second_rows[part]]).float()
+        pairs = torch.arange(start, start + len(a))
         distance = torch.empty(0)
         warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)  # scale and shift of y, then of x; the middle is 0
-        for side, steps, most in LEVELS:
-            if not len(rows):
+        for side, steps, most in PYRAMID:
+            if not len(pairs):
                 break
             correlation, warp = _align(_shrink(a, side), _shrink(b, side), warp, steps)
             distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
             close = distance <= most
-            rows, a, b, warp, distance = rows[close], a[close], b[close], warp[close], distance[close]
-        result[rows.numpy()] = distance.numpy()
+            a, b = a[close], b[close]
+            pairs, warp, distance = pairs[close], warp[close], distance[close]
+        result[pairs.numpy()] = distance.numpy()
     return result
 
 
@@ -272,14 +256,13 @@ def _align(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
     """The best correlation of `a` and warped `b`, and its warp: Gauss-Newton, as Lucas and Kanade's."""
     best, best_warp = torch.full((len(a),), -1.0), warp
+    low = torch.tensor([1 - REACH, -REACH, 1 - REACH, -REACH])
     for step in range(steps + 1):
         correlation, change = _fit(a, b, warp)
         better = correlation > best
         best, best_warp = torch.where(better, correlation, best), torch.where(better[:, None], warp, best_warp)
         if step < steps:
-            warp = warp + change
-            low = torch.tensor([1 - REACH, -REACH, 1 - REACH, -REACH])
-            warp = torch.minimum(torch.maximum(warp, low), low + 2 * REACH)
+            warp = torch.minimum(torch.maximum(warp + change, low), low + 2 * REACH)
     return best, best_warp
 
 
@@ -288,29 +271,33 @@ def _fit(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
     """The correlation of `a` with `b` under `warp`, where both are, and the change of `warp` that promises more.
 
-    To first order a = gain * b + offset + gain * (what a change of the warp does to b): a linear regression of `a` on
-    six images, whose coefficients over the gain are the change.
+    With b_w = `b` under `warp`, its derivatives b_y and b_x, and (y, x) a pixel's position in [-1, 1], to first order
+
+        a = offset + gain * (b_w + change[0] y b_y + change[1] b_y + change[2] x b_x + change[3] b_x),
+
+    a linear regression of `a` on six images. Pixels outside of `b` have no weight.
     """
     half = a.shape[1] / 2
-    center = (torch.arange(a.shape[1]) + 0.5) / half - 1  # of the pixels, in [-1, 1]
+    center = (torch.arange(a.shape[1]) + 0.5) / half - 1  # the positions of pixels
     lookup, inside = [], []
     for axis in (0, 1):
-        at = warp[:, 2 * axis, None] * center + warp[:, 2 * axis + 1, None]
-        inside.append((at.abs() <= 1).float())
-        pixel = ((at + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
+        position = warp[:, 2 * axis, None] * center + warp[:, 2 * axis + 1, None]
+        inside.append((position.abs() <= 1).float())
+        pixel = ((position + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
         lookup.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
     rows, columns = lookup[0], lookup[1].mT
-    dy, dx = torch.gradient(b, spacing=1 / half, dim=(1, 2))
-    down, right = rows @ dy @ columns, rows @ dx @ columns
+    b_y, b_x = (rows @ slope @ columns for slope in torch.gradient(b, spacing=1 / half, dim=(1, 2)))
     basis = torch.stack(
-        [rows @ b @ columns, torch.ones_like(a), down * center[:, None], down, right * center, right], dim=3
+        [rows @ b @ columns, torch.ones_like(a), b_y * center[:, None], b_y, b_x * center, b_x], dim=3
     ).flatten(1, 2)
     weight = (inside[0][:, :, None] * inside[1][:, None, :]).flatten(1)
-    target, area = a.flatten(1), weight.sum(1)
-    mean_a, mean_b = ((weight * x).sum(1) / area for x in (target, basis[:, :, 0]))
-    target, basis[:, :, 0] = target - mean_a[:, None], basis[:, :, 0] - mean_b[:, None]
+    area = weight.sum(1)
+    target = a.flatten(1)
+    target = target - ((weight * target).sum(1) / area)[:, None]
+    basis[:, :, 0] -= ((weight * basis[:, :, 0]).sum(1) / area)[:, None]
     weighted = basis * weight[:, :, None]
-    products, onto = weighted.mT @ basis, (weighted.mT @ target[:, :, None])[:, :, 0]
+    products = weighted.mT @ basis
+    onto = (weighted.mT @ target[:, :, None])[:, :, 0]
     power = (weight * target**2).sum(1) * products[:, 0, 0]
     correlation = onto[:, 0] / power.clamp(min=1e-6).sqrt()
     damped = products + torch.diag_embed(1e-3 * products.diagonal(dim1=1, dim2=2) + 1e-3)

@@ -103,17 +103,12 @@ def read_url(url: str, limit: int, required: bool = True) -> bytes | None:
 
 
 def retry(
-    url: str,
-    operation: Callable[[Any, str], Any],
-    cancelled: threading.Event | None = None,
-    required: bool = True,
+    url: str, operation: Callable[[Any, str], Any], cancelled: threading.Event | None = None, required: bool = True
 ) -> Any:
-    """The result of `operation(filesystem, path)`, tried TRIES times unless the error is permanent.
-
-    required: whether a file that does not exist is an error; else the result is None. Raises UserError.
-    """
+    """The result of `operation(filesystem, path)`, tried TRIES times unless the error is permanent. required: whether a
+    file that does not exist is an error; else the result is None. Raises UserError."""
     cancelled = cancelled or threading.Event()
-    last: BaseException | None = None
+    last_error: BaseException | None = None
     for attempt in range(TRIES):
         if cancelled.wait(PAUSE * 2 ** (attempt - 1) if attempt else 0):
             raise UserError(f"{url} is no longer needed")
@@ -123,19 +118,19 @@ def retry(
             if getattr(error, "errno", None) in DISK_FULL:
                 raise
             # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
-            last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-            status = _status(last)
+            last_error = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            status = _status(last_error)
             if status in (404, 410) and not required:
                 return None
             if status in PERMANENT:
                 hint = "check the address"
                 if status in (401, 403):
                     hint = "log in (on the Hugging Face hub `hf auth login`, or HF_TOKEN) and accept the terms"
-                raise UserError(f"cannot download {url} ({status}: {_reason(last)}): {hint}") from error
+                raise UserError(f"cannot download {url} ({status}: {_reason(last_error)}): {hint}") from error
     raise UserError(
-        f"cannot download {url} ({_reason(last)}; tried {TRIES} times): check the address and the network, or download "
-        f"it elsewhere and give its path"
-    ) from last
+        f"cannot download {url} ({_reason(last_error)}; tried {TRIES} times): check the address and the network, or "
+        f"download it elsewhere and give its path"
+    ) from last_error
 
 
 def check_address(url: str) -> None:

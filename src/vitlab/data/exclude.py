@@ -50,8 +50,8 @@ def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
     return list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line))
 
 
-def identity(path: str | os.PathLike[str]) -> dict[str, str | int]:
-    """What identifies a list in a run's settings: its length and content, not its path."""
+def list_fingerprint(path: str | os.PathLike[str]) -> dict[str, str | int]:
+    """What stands for a list in a run's settings: its length and content, not its path."""
     names = read_exclusion(path)
     digest = hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest()
     return {"listed": len(names), "sha256": digest}

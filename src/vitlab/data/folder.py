@@ -15,9 +15,9 @@ from vitlab.data.contents import (
     contents_of,
     has_images,
     look_again,
-    no_images,
+    no_images_error,
     report_ignored,
-    require_no_dead_links,
+    require_no_broken_links,
     subfolders,
 )
 from vitlab.data.dataset import Dataset, SplitReader
@@ -52,10 +52,10 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     folders = _split_folders(home) or {"train": home}
     if "train" in folders:
         folders["train"] = _unwrap(folders["train"])
-    roots = [folders["train"]] if "train" in folders else list(folders.values())
-    classes = natural_order({canonical(folder): folder for root in roots for folder in subfolders(root)}.values())
+    class_roots = [folders["train"]] if "train" in folders else list(folders.values())
+    classes = natural_order({canonical(folder): folder for root in class_roots for folder in subfolders(root)}.values())
     if not classes:
-        shown = quoted(str(roots[0]))
+        shown = quoted(str(class_roots[0]))
         raise UserError(
             f"{shown} has no class folders: expected {shown}/CLASS/image.jpg, or metadata.csv with file_name and "
             f"label, or a table as csv:PATH. Images without labels are for `vitlab predict`"
@@ -65,8 +65,8 @@ def folder_splits(path: Path, name: str) -> SplitReader:
         split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
         for split, folder in folders.items()
     }
-    for root in roots:
-        _check_nesting(root, subfolders(root))
+    for root in class_roots:
+        _report_nesting(root, subfolders(root))
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
     names = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
 
@@ -104,16 +104,14 @@ def _folders_with_images(path: Path) -> list[str]:
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
-    """Split -> its folder; empty if `path` holds class folders.
-
-    Names with something before the split (`seg_train`) count where it is the same for several splits.
-    """
+    """Split -> its folder; empty if `path` holds class folders. Names with something before the split (`seg_train`)
+    count where it is the same for several splits."""
     present = subfolders(path)
-    by_prefix = collections.defaultdict[str, dict[str, list[Path]]](dict)
+    by_prefix = collections.defaultdict[str, dict[str, list[Path]]](dict)  # "seg" -> "train" -> folders, as seg_train
     for folder in present:
         if match := _SPLIT_NAME.fullmatch(folder.lower()):
             by_prefix[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
-    named = by_prefix[""] or next((group for group in by_prefix.values() if len(group) > 1), {})
+    named = by_prefix[""] or next((splits for splits in by_prefix.values() if len(splits) > 1), {})
     others = sorted(set(present).difference(folder.name for same in named.values() for folder in same))
     if not _are_splits(named, others):
         return {}
@@ -132,7 +130,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
 
 
 def _are_splits(named: Mapping[str, Sequence[Path]], others: Sequence[str]) -> bool:
-    """Whether the folders `named` like each split are splits, not classes; `others` are the folders beside them."""
+    """Whether folders are splits, not classes. named: split -> the folders with its name; others: all other folders."""
     folders = [folder for same in named.values() for folder in same]
     if len(named) == 1 and len(folders) > 1:  # test1/x.jpg, test2/x.jpg: classes
         return False
@@ -144,7 +142,7 @@ def _are_splits(named: Mapping[str, Sequence[Path]], others: Sequence[str]) -> b
     return any(subfolders(folder) and not has_images(folder, below=False) for folder in folders)
 
 
-def _check_nesting(root: Path, classes: Sequence[str]) -> None:
+def _report_nesting(root: Path, classes: Sequence[str]) -> None:
     """Logs that folders in class folders are merged. Raises UserError where these are the classes, or the splits."""
     indirect = [folder for folder in classes if not has_images(root / folder, below=False)]
     nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
@@ -172,9 +170,7 @@ def _check_nesting(root: Path, classes: Sequence[str]) -> None:
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     """The images of `PATH/CLASS/`, a folder for each of `classes`, up to Unicode's form; one that is missing is logged.
-
-    Raises UserError for class folders that are not among `classes`, hold no images, or have dead links.
-    """
+    Raises UserError for class folders that are not among `classes`, hold no images, or have broken links."""
     shown = quoted(str(path))
     folders = subfolders(path)
     present = {canonical(folder): folder for folder in folders}
@@ -192,10 +188,10 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
         logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), names)
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     by_class = {key: contents_of(path / folder) for key, folder in present.items()}
-    require_no_dead_links(path, [link for contents in by_class.values() for link in contents.dead])
+    require_no_broken_links(path, [link for contents in by_class.values() for link in contents.broken_links])
     for key, contents in by_class.items():
         if not contents.images:
-            raise no_images(path / present[key], contents.others)
+            raise no_images_error(path / present[key], contents.others)
         ignored += contents.others
     report_ignored(path, ignored)
     images = [by_class[key].images if key in by_class else [] for key in map(canonical, classes)]

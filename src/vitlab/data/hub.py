@@ -8,12 +8,12 @@ import re
 import urllib.parse
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vitlab.data.classes import canonical, natural_order
-from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
+from vitlab.data.classes import canonical, natural_order, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.splits import warn_once
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets  # pyright: ignore[reportMissingImports]  # of the extra `data`
 
 CHOICES = ("image", "label", "config", "revision")
-"""The choices after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
+"""What can be chosen after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
 
 
 class HubEntry(Entry):
@@ -59,9 +59,9 @@ class HubEntries(Entries):
         return HubEntries(self.tables + other.tables, np.concatenate([self.rows, other.rows + self.starts[-1]]))
 
     def __getitem__(self, index: int) -> HubEntry:
-        number = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
-        name, table = self.tables[number]
-        row = int(self.rows[index] - self.starts[number])
+        table_index = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
+        name, table = self.tables[table_index]
+        row = int(self.rows[index] - self.starts[table_index])
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
         entry.table, entry.row = table, row
@@ -84,13 +84,14 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
     references = [tables[splits["train"]]] if "train" in splits else [tables[theirs] for theirs in splits.values()]
 
     def read(split: str) -> Dataset:
-        table = tables[splits[split]]
+        theirs = splits[split]
+        table = tables[theirs]
         image, label = _columns(references[0], chosen, name)
-        has_lists = multi_label and hasattr(references[0].features[label], "feature")
-        classes, labels, is_multi_label = _labels(table, references, label, name, splits[split], has_lists)
+        allow_several = multi_label and hasattr(references[0].features[label], "feature")
+        classes, labels, has_several = _labels(table, references, label, name, theirs, allow_several)
         images = table.select_columns([image]).cast_column(image, type(references[0].features[image])(decode=False))
-        entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
-        sets = labels if is_multi_label else None
+        entries = HubEntries(((f"{name}/{theirs}", images),), np.arange(len(table)))
+        sets = labels if has_several else None
         return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=name)
 
     return list(splits), read
@@ -149,13 +150,11 @@ def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tu
 
     def choose(content: str, candidates: Sequence[str], valid: Collection[str]) -> str:
         column = chosen.get(content) or (candidates[0] if len(candidates) == 1 else "")
-        if column not in valid:
-            problem = (
-                f"no {content} in a column {column!r}" if column else f"{len(candidates)} columns for the {content}"
-            )
-            listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
-            raise UserError(f"{name} has {problem}; choose by {name}?{content}=COLUMN: {listed}.")
-        return column
+        if column in valid:
+            return column
+        problem = f"no {content} in a column {column!r}" if column else f"{len(candidates)} columns for the {content}"
+        listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
+        raise UserError(f"{name} has {problem}; choose by {name}?{content}=COLUMN: {listed}.")
 
     return choose("image", images, images), choose("label", labels, kinds)
 
@@ -165,52 +164,55 @@ def _inner(feature: Any) -> Any:
     return getattr(feature, "feature", feature)
 
 
+class _LabelColumn(NamedTuple):
+    """The labels in a table: numbers or texts, of one image after the other; and how many each image has."""
+
+    values: np.ndarray
+    counts: np.ndarray
+    is_complete: bool  # no cell is empty
+    class_names: tuple[str, ...]  # of the numbers, if they are stored
+
+    @classmethod
+    def read(cls, table: "datasets.Dataset", column: str) -> "_LabelColumn":
+        cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+        has_lists = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
+        inner = cells.flatten() if has_lists else cells
+        counts = np.asarray(cells.value_lengths().fill_null(0)) if has_lists else np.ones(len(cells), np.int64)
+        values = inner.drop_null().to_numpy(zero_copy_only=False)
+        names = tuple(getattr(_inner(table.features[column]), "names", ()))
+        return cls(values, counts, cells.null_count == inner.null_count == 0, names)
+
+
 def _labels(
-    table: "datasets.Dataset",
-    references: "Sequence[datasets.Dataset]",
-    column: str,
-    name: str,
-    split: str,
-    multi_label: bool = False,
+    table: "datasets.Dataset", references: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
 ) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes of the tables `references`; the labels in a table's column; and whether an image may have several:
-    as `multi_label` says, or as any image of the table or of `references` has."""
-    values, counts, complete = _flat(table, column)
-    others = [_flat(each, column) for each in references]
-    known = np.concatenate([values for values, _, _ in others])
-    multi_label = multi_label or any(
-        bool(counts.max(initial=0) > 1) for counts in (counts, *(counts for _, counts, _ in others))
-    )
-    if not len(counts) or not complete or not (multi_label or counts.all()):
+    """The classes, which the tables `references` share; the labels of the images of `table`; and whether an image may
+    have several: as `several` says, or as any image of these tables has."""
+    stored = _LabelColumn.read(table, column)
+    known = [_LabelColumn.read(each, column) for each in references]
+    several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
+    if not len(stored.counts) or not stored.is_complete or not (several or stored.counts.all()):
         raise UserError(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
             f"may be empty give --loss sigmoid."
         )
-    classes, names = (tuple(getattr(_inner(t.features[column]), "names", ())) for t in (references[0], table))
-    if names and classes and names != classes:
+    classes, values = known[0].class_names, stored.values
+    if stored.class_names and classes and stored.class_names != classes:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
+    known_values = np.concatenate([each.values for each in known])
     if values.dtype.kind in "OU":
-        classes = natural_order({canonical(label): label for label in reversed(known.tolist())}.values())
+        classes = natural_order({canonical(label): label for label in reversed(known_values.tolist())}.values())
         index = {canonical(label): i for i, label in enumerate(classes)}
         if unknown := sorted(label for label in set(values.tolist()) if canonical(label) not in index):
             raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
         values = np.array([index[canonical(label)] for label in values.tolist()], np.int64)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
-    classes = classes or numbered_classes(int(known.max(initial=-1)), f"{name}, column {column},")
+    classes = classes or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
     if values.min(initial=0) < 0 or values.max(initial=-1) >= len(classes):
         raise UserError(
             f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
             f"{len(classes) - 1}. (-1 is written where labels are secret: take another split.)"
         )
-    labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-    return classes, labels, multi_label
-
-
-def _flat(table: "datasets.Dataset", column: str) -> tuple[np.ndarray, np.ndarray, bool]:
-    """All labels one after the other, the number of labels of each image, and whether all are there."""
-    cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
-    lists = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
-    inner = cells.flatten() if lists else cells
-    counts = np.asarray(cells.value_lengths().fill_null(0)) if lists else np.ones(len(cells), np.int64)
-    return inner.drop_null().to_numpy(zero_copy_only=False), counts, cells.null_count == inner.null_count == 0
+    offsets = np.concatenate([[0], np.cumsum(stored.counts, dtype=np.int64)])
+    return classes, Labels(values.astype(np.int64), offsets), several

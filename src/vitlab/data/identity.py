@@ -1,4 +1,4 @@
-"""A location-independent fingerprint of a run's images: classes, labels, and the names and content of files."""
+"""Fingerprints of a data set's images: `identify`, wherever they lie, for runs; `digest_images`, exact, for caches."""
 
 import hashlib
 import os
@@ -10,6 +10,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset, Entries
 from vitlab.data.decode import ImageError, read_bytes
+from vitlab.data.hub import HubEntry
 from vitlab.data.registry import CUSTOM
 
 MAX_NAMES = 100_000
@@ -26,7 +27,10 @@ def identify(splits: Mapping[str, Dataset]) -> dict[str, Any]:
     """`classes`, the names in the order of labels, and `images`: for each split and class the number of images, and a
     checksum of their names below the folder of the data set, of the sizes of files and of some of their content."""
     classes = next(iter(splits.values())).classes
-    return {"classes": listed(classes), "images": {split: _fingerprints(dataset) for split, dataset in splits.items()}}
+    return {
+        "classes": listed(classes),
+        "images": {split: _class_fingerprints(dataset) for split, dataset in splits.items()},
+    }
 
 
 def listed(classes: Sequence[str]) -> list[str] | str:
@@ -46,27 +50,52 @@ def names_and_labels(dataset: Dataset) -> str:
 
 
 def normalized_location(data: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """The settings of a data set with an absolute path, or without one if `identify` has identified its images."""
+    """The settings `data` of a data set with an absolute path, or with none if `identify` has identified its images."""
     kind, _, path = str(data["name"]).partition(":")
     root = Path(data.get("root") or "").expanduser()
-    if kind not in ("folder", "csv", "shards") or "://" in path or path.startswith("hub:"):
+    is_local = kind in ("folder", "csv", "shards") and "://" not in path and not path.startswith("hub:")
+    if not is_local:
         return {**data, "root": None if identified else os.path.realpath(root)}
-    place = "" if identified else os.path.realpath(root / Path(path).expanduser())
-    return {**data, "name": f"{kind}:{place}", "root": None}
+    location = "" if identified else os.path.realpath(root / Path(path).expanduser())
+    return {**data, "name": f"{kind}:{location}", "root": None}
 
 
-def _fingerprints(dataset: Dataset) -> dict[str, str]:
+def digest_images(start: str, dataset: Dataset) -> str:
+    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files, or the index of
+    remote shards. Labels do not count."""
+    digest = hashlib.sha256(start.encode())
+    if dataset.pixels is not None:
+        pixels = np.ascontiguousarray(dataset.pixels)
+        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(dataset.failures)}".encode())
+        digest.update(pixels.data)
+        return digest.hexdigest()
+    if isinstance(dataset.entries, Entries):
+        digest.update(dataset.entries.identity.encode())
+    states: dict[str, bytes] = {}
+    for entry in dataset.entries:
+        if entry.file not in states:
+            try:
+                stat = os.stat(entry.file)  # noqa: PTH116  (a Path for every one of a million files is slow)
+                state = f"{os.path.abspath(entry.file)}\0{stat.st_size}\0{stat.st_mtime_ns}"  # noqa: PTH100
+            except OSError:
+                state = f"{entry.file}\0missing"  # reading it raises
+            states[entry.file] = state.encode(errors="surrogateescape")
+        digest.update(states[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _class_fingerprints(dataset: Dataset) -> dict[str, str]:
     """The number of images of each class and their checksum, which does not depend on the name of the class."""
     labels = dataset.all_labels
     with_tail = set(_evenly_spaced(len(dataset), MAX_READ).tolist())
-    images = [list[tuple[str, bytes]]() for _ in dataset.classes]
-    for row in _evenly_spaced(len(dataset), MAX_NAMES).tolist():
-        image = (dataset.path(row), image_fingerprint(dataset, row, row in with_tail))
-        for label in labels.of_image(row):
-            images[label].append(image)
-    counts = np.bincount(labels.values, minlength=len(images)).tolist()
-    checksums = [_checksum_of_images(each) for each in images]
-    if len(images) > MAX_LISTED:
+    images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint
+    for index in _evenly_spaced(len(dataset), MAX_NAMES).tolist():
+        image = (dataset.path(index), _image_fingerprint(dataset, index, index in with_tail))
+        for label in labels.of_image(index):
+            images_of[label].append(image)
+    counts = np.bincount(labels.values, minlength=len(dataset.classes)).tolist()
+    checksums = list(map(_checksum_of_images, images_of))
+    if len(dataset.classes) > MAX_LISTED:
         return {"all classes": f"{len(dataset)} images, {_checksum(repr([counts, checksums]).encode())}"}
     rows = zip(dataset.classes, counts, checksums, strict=True)
     return {name: f"{count} images, {checksum}" for name, count, checksum in rows}
@@ -75,26 +104,28 @@ def _fingerprints(dataset: Dataset) -> dict[str, str]:
 def _checksum_of_images(images: Sequence[tuple[str, bytes]]) -> str:
     """Checksum of the images' names below the folder that they share, and of their fingerprints."""
     folder = os.path.commonprefix([name for name, _ in images]).rpartition("/")[0]  # noqa: RUF071  (cut at a /)
-    names = ((name[len(folder) :].lstrip("/"), content) for name, content in images)
-    return _checksum(b"\0".join(part for name, data in names for part in (name.encode(errors="surrogateescape"), data)))
+    parts = []
+    for name, fingerprint in images:
+        parts += [name[len(folder) :].lstrip("/").encode(errors="surrogateescape"), fingerprint]
+    return _checksum(b"\0".join(parts))
 
 
-def image_fingerprint(dataset: Dataset, row: int, with_tail: bool) -> bytes:
+def _image_fingerprint(dataset: Dataset, index: int, with_tail: bool) -> bytes:
     """The content of an image, and what decides if it is held out: its group, and whether it is from the user's val."""
-    parts = [str(each[row]) for each in (dataset.groups, dataset.from_val) if each is not None]
-    return _content(dataset, row, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
+    parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
+    return _content_fingerprint(dataset, index, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
 
 
-def _content(dataset: Dataset, row: int, with_tail: bool) -> bytes:
+def _content_fingerprint(dataset: Dataset, index: int, with_tail: bool) -> bytes:
     """The size of an image's file or member, and `with_tail` its last bytes."""
-    if dataset.is_remote:  # the checksum of their index
+    if dataset.is_remote:
         assert isinstance(dataset.entries, Entries)
         return dataset.entries.identity.encode()
     if dataset.name.partition(":")[0] not in CUSTOM or not dataset.entries:  # of published sets the names suffice
         return b""
-    entry = dataset.entries[row]
+    entry = dataset.entries[index]
     try:
-        if entry.size < 0 and entry.member:  # of a table on the hub
+        if isinstance(entry, HubEntry):
             return entry.data()[-TAIL:] if with_tail else b"-1"
         size = os.stat(entry.file).st_size if entry.is_whole_file else entry.size  # noqa: PTH116  (a Path is slow)
         start = max(size - TAIL, 0)

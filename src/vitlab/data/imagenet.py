@@ -166,7 +166,7 @@ def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], lef
     sets = Labels.of_lists([labels for _, labels in images])
     entries, labels = [entry for entry, _ in images], sets.first_labels
     dataset = Dataset(name, "test", NUMBERS, labels, entries=entries, left_out=left_out)
-    return dataclasses.replace(dataset, label_sets=sets, alternatives=True)
+    return dataclasses.replace(dataset, label_sets=sets, labels_are_alternatives=True)
 
 
 def _val_images(val: Path, allow_missing: bool) -> dict[int, Entry]:
@@ -229,23 +229,24 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
     A folder has an ObjectNet label; a label that ImageNet shares has ImageNet's names for it, separated by "; "; a name
     is a line of `imagenet_to_label_2012_v2`; and a line (from 0) belongs to a class.
     """
-    labels = _read_json(mappings / "folder_to_objectnet_label.json", dict)
-    shared = _read_json(mappings / "objectnet_to_imagenet_1k.json", dict)
-    lines = _read_json(mappings / "pytorch_to_imagenet_2012_id.json", dict)
+    label_of = _read_json(mappings / "folder_to_objectnet_label.json", dict)
+    names_of = _read_json(mappings / "objectnet_to_imagenet_1k.json", dict)
+    line_of_class = _read_json(mappings / "pytorch_to_imagenet_2012_id.json", dict)
     path = mappings / "imagenet_to_label_2012_v2"
-    names = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    numbers: dict[str, list[int]] = collections.defaultdict(list)
-    if sorted(lines.values()) == list(range(CLASSES)) and len(names) >= CLASSES:
-        for number, line in lines.items():
-            numbers[names[line].strip()].append(int(number))
-    classes = {
-        folder: [numbers[name.strip()] for name in shared[label].split("; ")]
-        for folder, label in labels.items()
-        if label in shared
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    classes_of_name: dict[str, list[int]] = collections.defaultdict(list)
+    if sorted(line_of_class.values()) == list(range(CLASSES)) and len(lines) >= CLASSES:
+        for number, line in line_of_class.items():
+            classes_of_name[lines[line].strip()].append(int(number))
+    classes_of_names = {
+        folder: [classes_of_name[name.strip()] for name in names_of[label].split("; ")]
+        for folder, label in label_of.items()
+        if label in names_of
     }
-    if len(classes) != SHARED_CLASSES or any(len(one) != 1 for texts in classes.values() for one in texts):
+    is_unique = all(len(same_name) == 1 for names in classes_of_names.values() for same_name in names)
+    if len(classes_of_names) != SHARED_CLASSES or not is_unique:
         raise UserError(
             f"{mappings} does not map each of {SHARED_CLASSES} folders to classes of ImageNet: unpack it again. "
             f"{_terms('objectnet')}"
         )
-    return {folder: [number for (number,) in same_name] for folder, same_name in classes.items()}
+    return {folder: [number for (number,) in names] for folder, names in classes_of_names.items()}

@@ -1,5 +1,6 @@
 """Black and white levels of images with over 8 bits: the range that a data set uses, and a warning if it is narrow."""
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -9,14 +10,16 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import IMAGE_FORMATS, ImageError, Levels, decode_image, is_deep
+from vitlab.data.decode import IMAGE_FORMATS, Entry, ImageError, Levels, decode_image, is_deep
 from vitlab.data.limits import content_refusal, size_refusal
 from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
-MEASURED, SAMPLED = 2000, 16
-"""Images that are read to measure the range, and to warn of a narrow one: evenly many of each class."""
+MEASURED = 2000
+"""Images that are read to measure the range, evenly spread over the classes."""
+SAMPLED = 16
+"""Images that are read to warn of a narrow range."""
 TAIL = 0.1
 """Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
 NARROW = 1 / 4
@@ -32,14 +35,10 @@ def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
 
 def measure_range(dataset: Dataset) -> Levels:
     """The lowest and the highest value in the files of a data set, without TAIL percent of each image's pixels at
-    either end.
-
-    Color and 8 bits are measured after decoding. Raises UserError for images that are not in files, and if none can
-    be read.
-    """
+    either end; color and 8 bits after decoding. Raises UserError for images in memory, and if none can be read."""
     if not dataset.entries or dataset.entries[0].is_in_memory:
         raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
-    ranges = _ranges(dataset, MEASURED, deep=False)
+    ranges = _ranges(dataset, MEASURED, only_deep=False)
     if not ranges:
         raise UserError(f"data.range auto: no image of {quoted(dataset.name)} ({dataset.split}) can be read.")
     low = math.floor(min(low for low, _ in ranges))
@@ -49,11 +48,14 @@ def measure_range(dataset: Dataset) -> Levels:
 def warn_of_narrow_range(dataset: Dataset) -> None:
     """Warns where gray images of 16 bits use so little of their range that 8 bits lose most of it."""
     ranges = _deep_ranges(dataset)
-    if ranges and (width := (high := max(r[1] for r in ranges)) - (low := min(r[0] for r in ranges))) <= NARROW * 65535:
+    if not ranges:
+        return
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    if high - low <= NARROW * 65535:
         logger.warning(
             "%s: its 16-bit images only have values from %d to %d, of these %d differ after the conversion to 8 bits: "
             "give --data.range %d %d, or --data.range auto",
-            *(quoted(dataset.name), low, high, round(width / 257) + 1, low, max(high, low + 1)),
+            *(quoted(dataset.name), low, high, round((high - low) / 257) + 1, low, max(high, low + 1)),
         )
 
 
@@ -66,28 +68,33 @@ def warn_of_lost_bits(dataset: Dataset) -> None:
 
 def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
     """`_ranges` of a few images of 16 bits; empty for remote shards, which would be downloaded."""
-    return [] if dataset.is_remote else _ranges(dataset, SAMPLED, deep=True)
+    return [] if dataset.is_remote else _ranges(dataset, SAMPLED, only_deep=True)
 
 
-def _ranges(dataset: Dataset, count: int, deep: bool) -> list[tuple[float, float]]:
-    """Lowest and highest value of up to `count` readable images; with `deep` only of images of 16 bits."""
+def _ranges(dataset: Dataset, count: int, only_deep: bool) -> list[tuple[float, float]]:
+    """Lowest and highest value of up to `count` readable images; with `only_deep` of those of 16 bits among them."""
     by_class = np.argsort(dataset.labels, kind="stable")
     chosen = by_class[np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))]
     ranges = []
     for index in chosen.tolist() if dataset.entries else ():
-        entry = dataset.entries[index]
-        if entry.is_in_memory:
-            continue
-        try:
-            values = _deep_values(data := entry.data())
-            if deep and values is not None:
-                decode_image(data, path=entry.path)  # floating-point and 32-bit gray are an error that says more
-            if values is not None or not deep:
-                values = decode_image(data, path=entry.path) if values is None else values
+        with contextlib.suppress(ImageError):  # reported when the image is read
+            values = _stored_values(dataset.entries[index], only_deep)
+            if values is not None:
                 ranges.append(tuple(map(float, np.percentile(values, (TAIL, 100 - TAIL), method="nearest"))))
-        except ImageError:  # whoever reads it says so
-            continue
     return ranges
+
+
+def _stored_values(entry: Entry, only_deep: bool) -> np.ndarray | None:
+    """The values of an image as stored if it has more than 8 bits; else decoded, or None with `only_deep`."""
+    if entry.is_in_memory:
+        return None
+    data = entry.data()
+    values = _deep_values(data)
+    if values is None:
+        return None if only_deep else decode_image(data, path=entry.path)
+    if only_deep:
+        decode_image(data, path=entry.path)  # raises for floating-point and 32-bit gray, which need no second warning
+    return values
 
 
 def _deep_values(data: bytes) -> np.ndarray | None:

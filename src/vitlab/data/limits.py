@@ -23,11 +23,12 @@ MAX_PPM_HEADER = 4096
 MAX_IMAGE_BYTES = 2**30
 """Largest image file."""
 
-_BYTES = (1, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)  # of a value, by the type of its tag
+_VALUE_BYTES = (1, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)
+"""Bytes of a value of a tag, by the tag's type."""
 
 
 def size_refusal(width: int, height: int, num_bytes: int) -> str | None:
-    """Why an image of so many pixels, in a file of so many bytes, is not decoded; None if it is."""
+    """The reason to refuse an image of this size in pixels, in a file of `num_bytes`; None to accept it."""
     if (pixels := width * height) > MAX_PIXELS:
         return f"{width} x {height} pixels, more than the {MAX_PIXELS:,} allowed"
     if max(width, height) > MAX_SIDE:
@@ -41,63 +42,76 @@ def size_refusal(width: int, height: int, num_bytes: int) -> str | None:
 
 
 def content_refusal(data: bytes) -> str | None:
-    """Why a file is not decoded, whatever its size in pixels: what takes long, or much memory; None if it is."""
-    parts, scans, exif = 0, 0, data
+    """The reason to refuse a file that takes too long or too much memory whatever its size; None to accept it."""
+    too_many_parts = f"more than {MAX_PARTS:,} chunks or segments: save it again"
+    tags = data  # of a TIFF; other formats have none there
     if data.startswith(b"\x89PNG"):
-        at, profiles = 8, 0
-        while at < len(data) and parts <= MAX_PARTS:
-            profiles += data[at + 4 : at + 8] == b"iCCP"
-            at, parts = at + 12 + int.from_bytes(data[at : at + 4], "big"), parts + 1
+        chunks, profiles = _count_png_chunks(data)
         if profiles > MAX_PROFILES:
             return f"{profiles:,} color profiles; a PNG has one: save it again"
+        if chunks > MAX_PARTS:
+            return too_many_parts
     elif data.startswith(b"\xff\xd8\xff"):
-        parts, scans, exif = _jpeg_parts(data)
+        segments, scans, tags = _read_jpeg_segments(data)
+        if segments > MAX_PARTS:
+            return too_many_parts
+        if scans > MAX_SCANS:
+            return f"{scans:,} scans; a JPEG has at most {MAX_SCANS}: save it again"
     elif data[:2] in (b"P1", b"P2", b"P3") and data.count(b"#") > MAX_COMMENTS:
         return f"more than {MAX_COMMENTS} comments: save it again"
-    if parts > MAX_PARTS:
-        return f"more than {MAX_PARTS:,} chunks or segments: save it again"
-    if scans > MAX_SCANS:
-        return f"{scans:,} scans; a JPEG has at most {MAX_SCANS}: save it again"
-    return "corrupt: its tags claim many times the bytes that it has" if overlapping_tags(exif) else None
+    return "corrupt: its tags claim many times the bytes that it has" if overlapping_tags(tags) else None
+
+
+def _count_png_chunks(data: bytes) -> tuple[int, int]:
+    """The number of chunks, or MAX_PARTS + 1, and of color profiles among them."""
+    start, chunks, profiles = 8, 0, 0
+    while start < len(data) and chunks <= MAX_PARTS:
+        profiles += data[start + 4 : start + 8] == b"iCCP"
+        start += 12 + int.from_bytes(data[start : start + 4], "big")
+        chunks += 1
+    return chunks, profiles
+
+
+def _read_jpeg_segments(data: bytes) -> tuple[int, int, bytes]:
+    """The number of segments before the first scan; of scans, or 1 where there cannot be several; and the EXIF block,
+    whose segments Pillow joins."""
+    start, segments, components, progressive, exif = 2, 0, 0, False, b""
+    while start + 10 < len(data) and segments <= MAX_PARTS:
+        segments += 1
+        kind = data[start + 1]
+        if data[start] != 0xFF or kind == 0xFF:  # fill bytes
+            start += 1
+            continue
+        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
+        if kind == 0xDA:  # start of a scan
+            many_scans = progressive or data[start + 4] < components
+            return segments, data.count(b"\xff\xda", start) if many_scans else 1, exif
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # start of the frame
+            components, progressive = data[start + 9], kind > 0xC1
+        if kind == 0xE1 and data[start + 4 : start + 10] == b"Exif\0\0":
+            exif += data[start + 10 : end]
+        start = end
+    return segments, 0, exif
 
 
 def overlapping_tags(block: bytes) -> bool:
-    """Whether the tags of an EXIF block, or of a TIFF, claim together MAX_COPIES times its bytes: Pillow would
-    copy them all."""
+    """Whether the tags of an EXIF block, or of a TIFF, claim together more than MAX_COPIES times its bytes: Pillow
+    would copy them all."""
     block = block.removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(block[:2])
-    if order is None:
+    byte_order = {b"II": "<", b"MM": ">"}.get(block[:2])
+    if byte_order is None:
         return False
-    start, count, entry = ("8xQ", "Q", "HHQ8x") if b"+" in block[2:4] else ("4xI", "H", "HHI4x")  # 43: a BigTIFF
-    start, count, entry = (struct.Struct(order + form) for form in (start, count, entry))
+    is_big_tiff = b"+" in block[2:4]
+    formats = ("8xQ", "Q", "HHQ8x") if is_big_tiff else ("4xI", "H", "HHI4x")
+    header, tag_count, tag = (struct.Struct(byte_order + each) for each in formats)
     try:
-        (at,) = start.unpack_from(block)
-        (number,) = count.unpack_from(block, at)
+        (start,) = header.unpack_from(block)
+        (count,) = tag_count.unpack_from(block, start)
     except struct.error:
         return False  # Pillow raises for it
-    number = min(number, (len(block) - at - count.size) // entry.size)
+    start += tag_count.size
     claimed = 0
-    for i in range(number):
-        _, kind, values = entry.unpack_from(block, at + count.size + i * entry.size)
-        claimed += min(values * (_BYTES[kind] if kind < len(_BYTES) else 8), len(block))
+    for i in range(min(count, (len(block) - start) // tag.size)):
+        _, kind, values = tag.unpack_from(block, start + i * tag.size)
+        claimed += min(values * (_VALUE_BYTES[kind] if kind < len(_VALUE_BYTES) else 8), len(block))
     return claimed > MAX_COPIES * len(block)
-
-
-def _jpeg_parts(data: bytes) -> tuple[int, int, bytes]:
-    """The number of segments before the first scan; of scans, or 1 where there cannot be several; and the EXIF block,
-    whose segments Pillow joins."""
-    at, parts, components, progressive, exif = 2, 0, 0, False, b""
-    while at + 10 < len(data) and parts <= MAX_PARTS:
-        kind, parts, size = data[at + 1], parts + 1, int.from_bytes(data[at + 2 : at + 4], "big")
-        if data[at] != 0xFF or kind == 0xFF:  # fill bytes
-            at += 1
-            continue
-        if kind == 0xDA:  # start of a scan
-            many_scans = progressive or data[at + 4] < components
-            return parts, data.count(b"\xff\xda", at) if many_scans else 1, exif
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # start of the frame
-            components, progressive = data[at + 9], kind > 0xC1
-        if kind == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            exif += data[at + 10 : at + 2 + size]
-        at += 2 + size
-    return parts, 0, exif

@@ -26,8 +26,10 @@ from torch.utils.data import DataLoader
 
 from vitlab.data.dataset import BatchIndices, Dataset, Entries
 from vitlab.data.decode import ImageError
-from vitlab.data.transforms import EvalTransform, Images, TrainTransform, pair, to_device, to_range
+from vitlab.data.resize import to_device
+from vitlab.data.transforms import EvalTransform, Images, TrainTransform, to_range
 from vitlab.errors import UserError
+from vitlab.preprocessing import pair
 from vitlab.ranks import MAX_RANKS, rank_number
 from vitlab.rng import Stream, example_uniforms, philox
 
@@ -61,18 +63,15 @@ def num_workers(requested: int | None, device: torch.device) -> int:
 
 @dataclasses.dataclass
 class Batch:
-    """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
-
-    targets: all labels of each image, if the set has several; `labels` is the first of them. uniforms: random
-    numbers in [0, 1), a function of seed, epoch and index.
-    """
+    """Images in [-1, 1], their labels, and their indices in the set."""
 
     images: Float[Tensor, "B 3 H W"]
-    labels: Int64[Tensor, " B"]
+    labels: Int64[Tensor, " B"]  # the first ones, if the set has several
     indices: Int64[Tensor, " n"]
-    skipped: int = 0
-    targets: Bool[Tensor, "B K"] | None = None
+    skipped: int = 0  # images of the batch that could not be read
+    targets: Bool[Tensor, "B K"] | None = None  # all labels of each image, if the set has several
     uniforms: Float64[Tensor, "B d"] | None = None
+    """Random numbers in [0, 1), a function of seed, epoch and index."""
 
 
 def epoch_order(dataset: Dataset, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -180,31 +179,37 @@ class _ChunkDataset:
 
     def __getitem__(self, chunk: _ChunkIndices) -> _Chunk:
         failures = dict(self.dataset.failures)
-        while True:
-            known = len(failures)
+        while True:  # until all images without a failure can be read
             readable = np.array([i not in failures for i in chunk.indices.tolist()], bool)
             epochs, indices = chunk.epochs[readable], chunk.indices[readable]
-            images = self._read(indices, failures)
-            if len(failures) > known:
-                continue
-            try:
-                transformed = self._transform(images, epochs, indices)
-            except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
-                failures |= {i: error for i in indices.tolist() if self.dataset.path(i) == error.path}
-                if len(failures) == known:
-                    raise
-                continue
-            unreadable = [failures[i] for i in chunk.indices.tolist() if i in failures]
-            return _Chunk(chunk._replace(epochs=epochs, indices=indices), transformed, unreadable)
+            images = self._load(epochs, indices, failures)
+            if images is not None:
+                unreadable = [failures[i] for i in chunk.indices.tolist() if i in failures]
+                return _Chunk(chunk._replace(epochs=epochs, indices=indices), images, unreadable)
+
+    def _load(self, epochs: np.ndarray, indices: np.ndarray, failures: dict[int, ImageError]) -> Tensor | None:
+        """The transformed images `indices`; None if any cannot be read, whose errors are added to `failures`."""
+        known = len(failures)
+        images = self._read(indices, failures)
+        if len(failures) > known:
+            return None
+        try:
+            return self._transform(images, epochs, indices)
+        except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
+            failures.update({i: error for i in indices.tolist() if self.dataset.path(i) == error.path})
+            if len(failures) == known:
+                raise
+            return None
 
     def _read(self, indices: np.ndarray, failures: dict[int, ImageError]) -> Images:
         """The images `indices`; the errors of those that cannot be read are added to `failures`."""
         if self.pixels is not None:
             return self.pixels[to_device(indices, self.pixels.device)]
-        encoded, images = isinstance(self.transform, TrainTransform), []
+        dataset, images = self.dataset, []
+        keep_encoded = isinstance(self.transform, TrainTransform)
         for i in indices.tolist():
             try:
-                images.append(self.dataset.entries[i].open(self.dataset.levels) if encoded else self.dataset.image(i))
+                images.append(dataset.entries[i].open(dataset.levels) if keep_encoded else dataset.image(i))
             except ImageError as error:
                 failures[i] = error
         return images
@@ -235,7 +240,8 @@ class _BatchLoader:
         self.copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def load(self, batches: Iterator[BatchIndices], size: int, requested: int | None, on_error: str) -> Iterator[Batch]:
-        dataset, pixels, workers = self.dataset, None, num_workers(requested, self.device)
+        dataset, pixels = self.dataset, None
+        workers = num_workers(requested, self.device)
         if isinstance(dataset.entries, Entries):
             batches = dataset.entries.read_ahead(batches)
         if dataset.pixels is not None:
@@ -243,7 +249,8 @@ class _BatchLoader:
         reader = _ChunkDataset(dataset, self.transform, self.seed, pixels)
         keys = _split_batches(batches, CHUNK if pixels is None else size)
         chunks = _from_workers(reader, keys, size, workers) if workers else (reader[key] for key in keys)
-        logged, batch = set[str](), list[_Chunk]()
+        logged = set[str]()
+        batch = list[_Chunk]()
         with contextlib.closing(chunks):  # so that workers end with the iterator, not when an error is forgotten
             for chunk in chunks:
                 for error in chunk.failures:
@@ -258,18 +265,19 @@ class _BatchLoader:
                     batch.clear()
 
     def _join(self, chunks: list[_Chunk]) -> Batch:
-        dataset, training = self.dataset, isinstance(self.transform, TrainTransform)
-        epochs, indices = (np.concatenate([getattr(c.key, name) for c in chunks]) for name in ("epochs", "indices"))
+        dataset = self.dataset
+        epochs = np.concatenate([chunk.key.epochs for chunk in chunks])
+        indices = np.concatenate([chunk.key.indices for chunk in chunks])
         skipped = sum(len(chunk.failures) for chunk in chunks)
-        if training and not len(indices):
+        if isinstance(self.transform, TrainTransform) and not len(indices):
             raise UserError(f"none of the {skipped} images of a batch can be read; one: {chunks[0].failures[0]}")
         images = self._to_device([chunk.images for chunk in chunks if len(chunk.images)] or [chunks[0].images])
         targets = uniforms = None
         if dataset.label_sets is not None:
             targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
         if self.num_uniforms:
-            u = example_uniforms(self.seed, epochs, indices, self.num_uniforms, Stream.EXAMPLE_DRAWS)
-            uniforms = to_device(u, self.device)
+            draws = example_uniforms(self.seed, epochs, indices, self.num_uniforms, Stream.EXAMPLE_DRAWS)
+            uniforms = to_device(draws, self.device)
         labels, numbers = (to_device(array, self.device) for array in (dataset.labels[indices], indices))
         return Batch(to_range(images), labels, numbers, skipped, targets, uniforms)
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from vitlab.config.data import ReadConfig
 from vitlab.data.classes import keep_classes, warn_of_classes
-from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
 from vitlab.data.levels import with_levels
-from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once, with_image_names
+from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.errors import UserError, quoted
 from vitlab.settings import nearest
@@ -38,22 +38,19 @@ PARTIAL = ("imagenet", "imagenet_real")
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """A row of `DATASETS`.
-
-    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
-    kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
-    splits: numbers of images. held_out: splits missing from the source, with the fraction of train held out for them.
-    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
-    """
+    """A row of `DATASETS`."""
 
     source: str
     license: str
     reader: str = ""
-    num_classes: int | None = None
-    image_size: tuple[int, int] | None = None
-    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """MODULE:FUNCTION of `vitlab.data`, from (name, root, download) to `SplitReader`; "" for the kinds in `CUSTOM`."""
+    num_classes: int | None = None  # None if it varies
+    image_size: tuple[int, int] | None = None  # (H, W) in pixels, None for any size
+    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # numbers of images
     held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Splits missing from the source, with the fraction of train that is held out for them."""
     eval_resize: tuple[int, int] | None = None
+    """(shorter side, center) in pixels if the set is evaluated at another proportion than the model's."""
 
 
 def _read_table() -> dict[str, DatasetInfo]:
@@ -102,15 +99,12 @@ def load_dataset(
     that is missing from the source is held out from its train, stratified, by `seed`, so that splits never overlap.
     Where the user's data set (`folder:` and the like) has val and no test, val is used as test, and trainval is train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
-    classes: the names or numbers of the classes to keep, as `keep_classes` does.
+    classes: the classes to keep, see `keep_classes`. exclude: a list of images to leave out (`vitlab duplicates`).
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
-    exclude: a list of images to leave out (`vitlab duplicates`).
     subset_fraction: the fraction of each class to keep, drawn by `subset_seed` from the whole split, before `classes`
     and `exclude` remove images. A smaller subset is contained in every larger one.
-    whole_train: hold out no val from the user's "train".
-    partial: images of the test split of `imagenet` and `imagenet_real` may be missing.
-    levels: the black and white of the images, see `Dataset`.
-    read: how a table and groups are read.
+    whole_train: hold out no val from the user's "train". partial: images of the test split may be missing (`PARTIAL`).
+    levels: the black and white of the images, see `Dataset`. read: how a table and groups are read.
     multi_label: images of a table may have several labels or none, as the model or its loss says.
     """
     _check_request(name, split, on_error, partial)
@@ -133,13 +127,14 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        load = functools.partial(load_dataset, name, "all" if _is_custom(name) else "trainval", on_error="skip")
-        dataset = leave_out(
-            dataset, exclude, functools.partial(load, root=root, seed=seed, read=read, multi_label=multi_label)
-        )
+        def load_all() -> Dataset:
+            every = "all" if _is_custom(name) else "trainval"
+            return load_dataset(name, every, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label)
+
+        dataset = leave_out(dataset, exclude, load_all)
     if _is_custom(name):
         warn_of_classes(dataset)
-    return with_levels(dataset, levels).in_memory(on_error)
+    return with_levels(dataset, levels).read_if_small(on_error)
 
 
 def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
@@ -154,21 +149,27 @@ def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
 def check_source(name: str, root: Root = None) -> None:
     """Raises UserError for an unknown data set and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
-    if kind == "shards" and _is_address(path):
+    if path and (kind in ("hub", "vtab") or (kind == "shards" and _is_address(path))):
         return
-    if kind in _CONTENT and path:
-        source = _resolve(path, root)
-        form = "file" if kind == "csv" else "folder"
-        state = "does not exist" if not source.exists() else "is a folder" if source.is_dir() else "is a file"
-        if not source.exists() or source.is_dir() != (form == "folder"):
-            raise UserError(f"the {form} {quoted(str(source))} {state} (in {Path.cwd()}): give {_CONTENT[kind]}")
-    elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
+    if path and kind in _CONTENT:
+        _require_path(_resolve(path, root), "file" if kind == "csv" else "folder", _CONTENT[kind])
+    elif name not in DATASETS or not DATASETS[name].reader:
         hints = [f"unknown data set {name!r}"]
         if _resolve(name, root).is_file():
             hints.append(f"for the images that the file {quoted(name)} lists write {quoted('csv:' + name)}")
         if _resolve(name, root).is_dir():
             hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
         raise UserError("; ".join([*hints, nearest(name, DATASETS)]) + ". `vitlab list datasets` shows all.")
+
+
+def _require_path(path: Path, form: str, content: str) -> None:
+    if not path.exists():
+        problem = "does not exist"
+    elif path.is_dir() != (form == "folder"):
+        problem = "is a folder" if path.is_dir() else "is a file"
+    else:
+        return
+    raise UserError(f"the {form} {quoted(str(path))} {problem} (in {Path.cwd()}): give {content}")
 
 
 def require_disjoint(train: Dataset, test: Dataset) -> None:
@@ -183,19 +184,18 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
 
 def splits_to_copy(name: str, splits: Sequence[str], *, root: Root = None, read: ReadConfig) -> list[str]:
     """`splits` without "test" where val is used as test, which is logged."""
-    both_asked = _is_custom(name) and {"val", "test"} <= set(splits)
-    if not both_asked or "test" not in _read_as_stored(_open(name, root, read)[0]):
-        return list(splits)
-    _warn_that_val_is_test(name)
-    return [split for split in splits if split != "test"]
+    if _is_custom(name) and {"val", "test"} <= set(splits) and "test" in _read_as_stored(_open(name, root, read)[0]):
+        _warn_that_val_is_test(name)
+        return [split for split in splits if split != "test"]
+    return list(splits)
 
 
 def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
     from sklearn.datasets import load_digits  # slow to import
 
-    levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
-    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    values, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
+    gray = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     fixed = stratified_split(labels, {"test": 0.2}, seed=0)
 
     def read(split: str) -> Dataset:
@@ -216,9 +216,6 @@ def _resolve(path: str, root: Root) -> Path:
 def _is_address(path: str) -> bool:
     """Whether shards are at an address (`https://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
-
-
-# ------------------------------------------------------------------------------------------------ splits
 
 
 def _is_custom(name: str) -> bool:
@@ -287,26 +284,26 @@ def _read_as_stored(present: Sequence[str]) -> Mapping[str, str]:
 def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
     """The requested split; `whole_train`: see `load_dataset`."""
     if not _is_custom(name):
-        return _cut_split(name, splits, split, DATASETS[name].held_out, seed)
+        return _read_or_hold_out(name, splits, split, DATASETS[name].held_out, seed)
     present, _ = splits
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
     as_stored = _read_as_stored(present)
     if "test" in as_stored and split in ("test", "trainval"):
         _warn_that_val_is_test(name)
-    stored = as_stored.get(split, split)
     held_out = {} if split in as_stored else DATASETS["folder:PATH"].held_out
-    return dataclasses.replace(_cut_split(name, splits, stored, held_out, seed), split=split)
+    dataset = _read_or_hold_out(name, splits, as_stored.get(split, split), held_out, seed)
+    return dataclasses.replace(dataset, split=split)
 
 
 def _warn_that_val_is_test(name: str) -> None:
     warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
 
 
-def _cut_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
+def _read_or_hold_out(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
     """The requested split, held out from train if it is missing from the source."""
     present, read = splits
-    if split == "all":  # a source without train has it too
+    if split == "all":  # also of a source without train
         stored = [with_image_names(read(each)) for each in ("train", "val", "test") if each in present]
         return dataclasses.replace(functools.reduce(join, stored), split=split)
     if split not in present and "train" not in present:
@@ -314,18 +311,21 @@ def _cut_split(name: str, splits: SplitReader, split: str, held_out: Mapping[str
         raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
     missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
-        train = _cut_split(name, splits, "train", held_out, seed)
-        val = _cut_split(name, splits, "val", held_out, seed)
+        train, val = (_read_or_hold_out(name, splits, each, held_out, seed) for each in ("train", "val"))
         both = join(train, val)
         from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
         return dataclasses.replace(both, split=split, from_val=from_val)
     if split in present and (split != "train" or not missing):
         return with_image_names(read(split))
-    train = with_image_names(read("train"))
-    parts = stratified_split(train.labels, missing, seed, groups=train.groups)
+    return _hold_out(with_image_names(read("train")), split, missing, seed)
+
+
+def _hold_out(train: Dataset, split: str, fractions: Mapping[str, float], seed: int) -> Dataset:
+    """One of the parts of a train split from which `fractions` are held out; "trainval" is train with its val."""
+    parts = stratified_split(train.labels, fractions, seed, groups=train.groups)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-    if ":" in train.name:  # the user's data set; the table says it of the others
-        absent = " and no ".join(sorted(missing))
+    if ":" in train.name:  # the user's data set; `vitlab list datasets` shows it of the others
+        absent = " and no ".join(sorted(fractions))
         drawn = "stratified" if train.groups is None else "stratified, in whole groups"
         warn_once(
             f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {len(train)} images"

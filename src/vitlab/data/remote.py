@@ -34,14 +34,9 @@ CACHE_LIMIT = "VITLAB_SHARD_CACHE_GB"
 """The variable that limits the cached shards of a data set, in gigabytes; default: no limit."""
 
 
-# ------------------------------------------------------------------------------------------------- the cache
-
-
 class ShardCache:
-    """The files of the data set at the address `base`, cached in `folder`.
-
-    Several processes may share the folder. With CACHE_LIMIT the least recently used tars are removed.
-    """
+    """The files of the data set at the address `base`, cached in `folder`. Several processes may share the folder. With
+    CACHE_LIMIT the least recently used tars are removed."""
 
     def __init__(self, base: str, folder: Path, index: ShardIndex) -> None:
         self.base, self.folder, self.files = base, folder, index.files
@@ -83,9 +78,6 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
             return OpenFile(str(cache.fetch(name)))
 
 
-# ------------------------------------------------------------------------------------------------- the order
-
-
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
     """An order of images, given the shard of each, that uses at most `window` shards at a time.
 
@@ -99,14 +91,14 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
     begins = np.zeros(count)
     if count > window:
         begins[np.argsort(draws[:count], kind="stable")] = np.arange(count)
-    delay = (draws[count:] >> np.uint64(11)) * (window * 2.0**-53)
+    delay = (draws[count:] >> np.uint64(11)) * (window * 2.0**-53)  # 53 random bits each: uniform in [0, window)
     return np.argsort(begins[number] + delay, kind="stable").astype(np.int64)
 
 
 class RemoteEntries(ShardEntries):
     """Images in the tars of an address; a tar is downloaded when it is first needed."""
 
-    local = False
+    is_local = False
 
     def __init__(self, locations: Locations, cache: ShardCache) -> None:
         super().__init__(cache.base, locations)
@@ -153,14 +145,9 @@ class RemoteEntries(ShardEntries):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-# ------------------------------------------------------------------------------------------------ data sets
-
-
 def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
-    """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`.
-
-    For example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.
-    """
+    """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`. For
+    example `https://HOST/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`."""
     base = _pin(re.sub("^hub:", "hf://datasets/", address).rstrip("/"))
 
     # The rest of a larger file is cut off, which is then no valid JSON.

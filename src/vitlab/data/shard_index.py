@@ -34,31 +34,25 @@ INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
-_KINDS = "Uiiuuuiu"  # of their dtypes
+_KINDS = "Uiiuuuiu"  # the kinds of their dtypes
 _FIELDS = {"format": str, "shards": dict, "beside": tuple, "left_out": dict, "settings": dict}
 _FILE_FIELDS = {"file": str, "bytes": NonNegativeInt, "sha256": str, "records": NonNegativeInt}
 
 
 @dataclasses.dataclass(eq=False)
 class Locations:
-    """The positions of N images in S shards.
+    """The positions of N images in S shards, whose images follow each other."""
 
-    shards: the names of the tars. records: int64 [S], the number of images of each, one shard after the other. offset,
-    size: int64 and uint32 [N], the bytes of each image in its shard. names: uint8 [L], the names of all members,
-    concatenated, and lengths: uint32 [N], of each name. shard: int32 [N], the index of each image's shard. ends: int64
-    [N + 1], where each name starts and ends in `names`.
-    """
-
-    shards: tuple[str, ...]
-    records: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
-    names: np.ndarray
-    lengths: np.ndarray
+    shards: tuple[str, ...]  # the names of the tars
+    records: np.ndarray  # int64 [S], the number of images of each
+    offset: np.ndarray  # int64 [N], where each image starts in its shard
+    size: np.ndarray  # uint32 [N], in bytes
+    names: np.ndarray  # uint8 [L], the names of all members, concatenated
+    lengths: np.ndarray  # uint32 [N], of each name
 
     def __post_init__(self) -> None:
-        self.shard = np.repeat(np.arange(len(self.shards), dtype=np.int32), self.records)
-        self.ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        self.shard = np.repeat(np.arange(len(self.shards), dtype=np.int32), self.records)  # [N], of each image
+        self.ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])  # [N + 1], of names in `names`
 
     @classmethod
     def of_shard(cls, shard: str, members: Sequence[tuple[str, int, int]]) -> "Locations":
@@ -105,7 +99,7 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
     try:
         with reading_npz(path) as file:
             arrays = [file[name] for name in _ARRAYS]
-        if any(array.ndim != 1 or array.dtype.kind != kind for array, kind in zip(arrays, _KINDS, strict=True)):
+        if any(a.ndim != 1 or a.dtype.kind != kind for a, kind in zip(arrays, _KINDS, strict=True)):
             raise ValueError("its arrays have another type or number of dimensions")
         names, records, offset, size, letters, lengths, values, counts = arrays
         n = len(offset)
@@ -129,12 +123,12 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a data set. records: how many images, where it is a shard."""
+    """A file of a data set."""
 
     file: str
     bytes: int
     sha256: str
-    records: int = 0
+    records: int = 0  # images, if it is a shard
 
     @classmethod
     def of(cls, path: Path, records: int = 0) -> "File":
@@ -144,16 +138,12 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class ShardIndex:
-    """The content of an `index.json`.
+    """The content of an `index.json`."""
 
-    shards: the tars of each split, in order. metadata: the other files, `classes.json` and `SPLIT.index.npz`. left_out:
-    images of each split that could not be read. settings: how the data set was written.
-    """
-
-    shards: dict[str, tuple[File, ...]]
-    metadata: tuple[File, ...] = ()
-    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shards: dict[str, tuple[File, ...]]  # the tars of each split, in order
+    metadata: tuple[File, ...] = ()  # the other files, `classes.json` and `SPLIT.index.npz`
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)  # images of each split that could not be read
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # how the data set was written
 
     @property
     def files(self) -> dict[str, File]:

@@ -10,26 +10,18 @@ import functools
 import os
 import tarfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from vitlab.data.classes import MAX_CLASSES, numbered_classes
 from vitlab.data.contents import report_ignored
-from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.limits import MAX_IMAGE_BYTES
-from vitlab.data.shard_index import (
-    CLASSES,
-    INDEX,
-    File,
-    Locations,
-    ShardIndex,
-    class_names,
-    read_index,
-    read_locations,
-)
+from vitlab.data.shard_index import CLASSES, INDEX, File, Locations, ShardIndex, class_names, read_index, read_locations
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import open_regular
@@ -91,9 +83,6 @@ class ShardEntries(Entries):
         return _opened(file).read(offset, size)
 
 
-# ------------------------------------------------------------------------------------------------ data sets
-
-
 def shard_splits(path: Path, name: str) -> SplitReader:
     """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
 
@@ -128,10 +117,8 @@ def create_split(
     classes: tuple[str, ...],
     read_split: Callable[[str], tuple[ShardEntries, Labels]],
 ) -> Dataset:
-    """The Dataset of one of `splits`, which has several labels per image where train or the split has.
-
-    Without `classes` the number of classes is train's largest label + 1.
-    """
+    """The Dataset of one of `splits`, which has several labels per image where train or the split has. Without
+    `classes` the number of classes is train's largest label + 1."""
     entries, labels = read_split(split)
     if "train" not in splits and not classes:
         raise UserError(f"{name} has no train split, whose labels number the classes: write their names to {CLASSES}")
@@ -140,8 +127,8 @@ def create_split(
         raise UserError(f"no image of {name}, train, has a label: write the labels, or the class names to {CLASSES}")
     classes = classes or numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max(initial=-1)) >= len(classes):
-        path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
-        raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
+        index = int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1
+        raise UserError(f"{entries[index].path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
     sets = labels if labels.is_multi_label or train.is_multi_label else None
     return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=entries.folder)
 
@@ -158,9 +145,6 @@ def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) ->
             f"data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
         )
     return read_locations(arrays, [file.file for file in files])
-
-
-# -------------------------------------------------------------------------------------------------- scanning
 
 
 def scan(tars: Sequence[Path]) -> tuple[Locations, Labels]:
@@ -191,12 +175,7 @@ def _scan_tar(
     labels: dict[str, dict[str, list[int]]] = {"cls": {}, "labels.json": {}}
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            while member := tar.next():
-                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
-                if member.size < 0:  # the next header would be this one, for ever
-                    raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes by its header")
-                if not member.isfile():
-                    continue
+            for member in _files_in(tar):
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
                 key = folder + slash + stem
@@ -222,6 +201,15 @@ def _scan_tar(
     except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:  # invalid numbers in headers
         raise UserError(f"the shard {path} is corrupt or truncated ({error}): get or write it again") from error
     return images, labels["cls"] | labels["labels.json"]
+
+
+def _files_in(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while member := tar.next():
+        tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
+        if member.size < 0:  # the next header would be this one, for ever
+            raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes by its header")
+        if member.isfile():
+            yield member
 
 
 def _parse_labels(text: bytes, path: str) -> list[int]:

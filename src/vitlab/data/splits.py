@@ -8,20 +8,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import Dataset
-from vitlab.data.decode import Entry
+from vitlab.data.dataset import Dataset, with_image_names
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
 
-def _shuffled_ranks(
-    labels: Int[np.ndarray, " n"], seed: int, stream: Stream
-) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
+def _shuffled_ranks(labels: np.ndarray, seed: int, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class: int64 [n]."""
     order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
     counts = np.bincount(labels)
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -64,37 +60,39 @@ def _split_groups(
     """
     names, group_of = np.unique(groups, return_inverse=True)
     pairs, counts = np.unique(np.stack([group_of, labels]), axis=1, return_counts=True)
-    starts = np.searchsorted(pairs[0], np.arange(len(names) + 1))
-    classes = [pairs[1, start:stop] for start, stop in itertools.pairwise(starts)]
-    images = [counts[start:stop] for start, stop in itertools.pairwise(starts)]
-    sizes, left = np.bincount(labels), np.bincount(pairs[1])  # images of each class; its groups in train
-    enough = left > len(fractions)
+    bounds = np.searchsorted(pairs[0], np.arange(len(names) + 1))
+    classes = [pairs[1, start:stop] for start, stop in itertools.pairwise(bounds)]  # of each group
+    images = [counts[start:stop] for start, stop in itertools.pairwise(bounds)]  # of each of these classes
+    class_sizes = np.bincount(labels)
+    groups_in_train = np.bincount(pairs[1])  # of each class
+    enough = groups_in_train > len(fractions)
     order = np.argsort(random.random_raw(len(names)), kind="stable")
-    chosen = np.full(len(names), -1)
-    missing = {i: np.where(enough, fraction * sizes, 0.0) for i, fraction in enumerate(fractions.values())}
+    split_of = np.full(len(names), -1)  # train
+    missing = {i: np.where(enough, fraction * class_sizes, 0.0) for i, fraction in enumerate(fractions.values())}
 
     def move(group: int, split: int) -> None:
-        chosen[group] = split
-        left[classes[group]] -= 1
+        split_of[group] = split
+        groups_in_train[classes[group]] -= 1
         missing[split][classes[group]] -= images[group]
 
     def movable(candidates: np.ndarray) -> Iterator[int]:
-        yield from (g for g in candidates.tolist() if chosen[g] < 0 and (left[classes[g]] > 1).all())
+        yield from (g for g in candidates.tolist() if split_of[g] < 0 and (groups_in_train[classes[g]] > 1).all())
 
     for group in movable(order):
         k, n = classes[group], images[group]
-        gains = ((n * (2 * lack[k] - n) / sizes[k]).sum() for lack in missing.values())
+        # By how much the squares decrease: m ** 2 - (m - n) ** 2 = n * (2 * m - n), where m images are missing.
+        gains = ((n * (2 * m[k] - n) / class_sizes[k]).sum() for m in missing.values())
         if (split := next((i for i, gain in enumerate(gains) if gain > 0), None)) is not None:
             move(group, split)
     by_size = order[np.argsort(np.array([n.sum() for n in images])[order], kind="stable")]
     for split in missing:
-        present = {c for g in np.flatnonzero(chosen == split).tolist() for c in classes[g].tolist()}
+        present = {c for g in np.flatnonzero(split_of == split).tolist() for c in classes[g].tolist()}
         for group in movable(by_size):
             if any(enough[c] and c not in present for c in classes[group].tolist()):
                 move(group, split)
                 present.update(classes[group].tolist())
-    parts = {name: np.flatnonzero(chosen[group_of] == i) for i, name in enumerate(fractions)}
-    return parts | {"train": np.flatnonzero(chosen[group_of] < 0)}
+    parts = {name: np.flatnonzero(split_of[group_of] == i) for i, name in enumerate(fractions)}
+    return parts | {"train": np.flatnonzero(split_of[group_of] < 0)}
 
 
 def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
@@ -106,19 +104,10 @@ def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     """
     if not 0 < fraction <= 1:
         raise UserError(f"subset_fraction is {fraction}; give a fraction of each class in (0, 1], or None for all.")
-    strata = dataset.labels if dataset.from_val is None else 2 * dataset.labels + dataset.from_val
+    strata = dataset.labels if dataset.from_val is None else 2 * dataset.labels + dataset.from_val  # class and source
     order, rank = _shuffled_ranks(strata, seed, Stream.SUBSET)
     counts = np.maximum(np.rint(fraction * np.bincount(strata)), 1)
     return dataset.take(np.sort(order[rank < counts[strata[order]]]))
-
-
-def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | None = None) -> Dataset:
-    """Names the images of an in-memory set by `source` (default: set and split) and their `indices` there, so that an
-    image has the same name in every subset."""
-    if dataset.entries:
-        return dataset
-    source, numbers = source or f"{dataset.name}/{dataset.split}", range(len(dataset)) if indices is None else indices
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 def group_by(dataset: Dataset, pattern: str) -> Dataset:
@@ -128,20 +117,18 @@ def group_by(dataset: Dataset, pattern: str) -> Dataset:
     relative to the data set's folder. Raises UserError if the expression is not found in all of them.
     """
     dataset = with_image_names(dataset)
-    prefix, groups, unmatched = f"{dataset.folder}/" if dataset.folder else "", [], []
-    for i in range(len(dataset)):
-        path = dataset.path(i).removeprefix(prefix)
-        match = re.search(pattern, path)
-        first = match and match.re.groups and match[1]
-        groups.append(first or (match[0] if match else ""))
-        unmatched += [] if match else [path]
-    if unmatched:
-        others = f"^(?:.*?{f'(?:{pattern})' if re.compile(pattern).groups else f'({pattern})'}|.*)"
+    prefix = f"{dataset.folder}/" if dataset.folder else ""
+    paths = [dataset.path(i).removeprefix(prefix) for i in range(len(dataset))]
+    matches = [re.search(pattern, path) for path in paths]
+    if unmatched := [path for path, match in zip(paths, matches, strict=True) if match is None]:
+        whole = f"(?:{pattern})" if re.compile(pattern).groups else f"({pattern})"
+        with_others = f"^(?:.*?{whole}|.*)"
         raise UserError(
             f"group_by={pattern!r} is not found in {len(unmatched):,} of the {len(dataset):,} paths of "
             f"{quoted(dataset.name)} ({dataset.split}): {first_ten(unmatched)}; give an expression that is in all of "
-            f"them ({others!r} makes each of the others a group of its own)"
+            f"them ({with_others!r} makes each of the others a group of its own)"
         )
+    groups = [(match.re.groups and match[1]) or match[0] for match in matches if match]
     return dataclasses.replace(dataset, groups=np.array(groups, dtype=object))
 
 
@@ -150,8 +137,10 @@ def warn_of_shared_groups(train: Dataset, test: Dataset) -> None:
     pairs = {(train.split, test.split): (train.groups, test.groups)}
     if train.groups is not None and train.from_val is not None:
         pairs["train", "val"] = train.groups[~train.from_val], train.groups[train.from_val]
-    for (first, second), (ours, theirs) in pairs.items():
-        if ours is not None and theirs is not None and (common := sorted(set(ours) & set(theirs))):
+    for (first, second), (first_groups, second_groups) in pairs.items():
+        if first_groups is None or second_groups is None:
+            continue
+        if common := sorted(set(first_groups) & set(second_groups)):
             warn_once(
                 f"{quoted(train.name)}: {len(common):,} groups have images in {first} and in {second}, and accuracy "
                 f"there is not the accuracy on new groups: {first_ten(common)}"

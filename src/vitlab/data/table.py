@@ -20,8 +20,8 @@ from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns
 from vitlab.errors import UserError, first_ten, quoted
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
-_NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # in no path; half a character cannot be written
+_SPLIT_OF_IS_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
+_NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # a zero is in no path; half a character cannot be written
 
 
 class Row(NamedTuple):
@@ -66,15 +66,20 @@ def metadata_splits(
     if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
     rows = [row for split, folder in folders for row in _read_rows(tables[folder], split, read)]
+    _warn_of_unread(tables, rows)
+    return _splits(rows, path, name, multi_label)
+
+
+def _warn_of_unread(tables: Mapping[Path, Path], rows: Sequence[Row]) -> None:
+    """Logs class folders and images that the metadata of their folder does not list; `tables`: folder -> metadata."""
     listed = {os.path.abspath(row.file) for row in rows}  # noqa: PTH100
     for folder, table in tables.items():
+        file = quoted(str(table))
         classes = [inner for inner in subfolders(folder) if inner.lower() not in SPLIT_OF]
         if len(classes) > 1:
-            file = quoted(str(table))
             warn_once(f"the labels are from {file}; the folders {first_ten(classes)} are not read as classes")
         if unlisted := [f for f in images_below(folder) if os.path.abspath(f) not in listed]:  # noqa: PTH100
-            warn_once(f"{quoted(str(table))} lists no label of {len(unlisted)} images: {first_ten(unlisted)}")
-    return _splits(rows, path, name, multi_label)
+            warn_once(f"{file} lists no label of {len(unlisted)} images: {first_ten(unlisted)}")
 
 
 def _folders_with_metadata(root: Path) -> list[Path]:
@@ -87,10 +92,18 @@ def _folders_with_metadata(root: Path) -> list[Path]:
     return [folder for folder in below if images_below(folder)]
 
 
+def _labeled_metadata(folder: Path) -> Path | None:
+    """The metadata of a folder, if it names files and labels."""
+    tables = [folder / name for name in METADATA if (folder / name).exists()]
+    if len(tables) > 1:
+        raise UserError(f"{quoted(str(folder))} has {' and '.join(table.name for table in tables)}; remove one")
+    columns = {column.lower() for column in read_table(tables[0])[0]} if tables else set()
+    return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
+
+
 def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
-    first_forms: dict[str, str] = {}  # of a label in several Unicode forms
-    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
-    rows = _without_repetitions(_rename_labels(rows, forms), name)
+    """The splits of these images. Their classes are the labels in train, or all labels without train."""
+    rows = _without_repetitions(_in_one_form(rows), name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
     class_rows = [row for row in rows if row.split == "train"] or rows
     classes = natural_order({label for row in class_rows for label in row.labels})
@@ -149,25 +162,16 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     return list(first_rows.values())
 
 
-def _labeled_metadata(folder: Path) -> Path | None:
-    """The metadata of a folder, if it names files and labels."""
-    tables = [folder / name for name in METADATA if (folder / name).exists()]
-    if len(tables) > 1:
-        raise UserError(f"{quoted(str(folder))} has {' and '.join(table.name for table in tables)}; remove one")
-    columns = {column.lower() for column in read_table(tables[0])[0]} if tables else set()
-    return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
-
-
 def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     """The images of a table; `split` is the split of all, or "" if the table says it. Raises UserError."""
     names, records = read_table(path)
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
-    values = {lowered(record.get(columns.split)) for _, record in records if record}
-    splits = _splits_by_value(columns.split, values, read.test_fold, where)
+    written_splits = {lowered(record.get(columns.split)) for _, record in records if record}
+    split_of = _splits_by_value(columns.split, written_splits, read.test_fold, where)
     if split or not columns.split:
-        splits = dict.fromkeys(values, split)
-    parsed = [(line, _parse_row(record, columns, splits, read.label_separator or "|")) for line, record in records]
+        split_of = dict.fromkeys(written_splits, split)
+    parsed = [(line, _parse_row(record, columns, split_of, read.label_separator or "|")) for line, record in records]
     rows = [row for _, row in parsed if isinstance(row, Row)]
     if len(rows) < len(parsed) or not rows:
         invalid = [f"line {line} {problem}" for line, problem in parsed if isinstance(problem, str)]
@@ -181,8 +185,8 @@ def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
 
 
-def _parse_row(record: dict[str, Any], columns: Columns, splits: Mapping[str, str], separator: str) -> Row | str:
-    """The image of a row, or what is invalid in it; `splits`: the split that each value of the column means."""
+def _parse_row(record: dict[str, Any], columns: Columns, split_of: Mapping[str, str], separator: str) -> Row | str:
+    """The image of a row, or what is invalid in it. split_of: the split that each value of the column `split` means."""
     if not record:
         return "does not have the fields of the header"
     file = record.get(columns.file)
@@ -195,12 +199,12 @@ def _parse_row(record: dict[str, Any], columns: Columns, splits: Mapping[str, st
     if "://" in file or _NOT_TEXT.search(file + "".join(labels)):
         return f"has no local path or no valid UTF-8 ({file[:80]!r})"
     split = lowered(record.get(columns.split))
-    if split not in splits:
+    if split not in split_of:
         allowed = {"is_valid": "True or False", "fold": "a whole number"}
         wanted = allowed.get(columns.split.lower(), "train, val or test")
         return f"has the {columns.split} {split!r} ({file}), not {wanted}"
     group = str(record.get(columns.group) or "").strip() if columns.group else ""
-    return Row(file, labels, splits[split], "" if group in MISSING else group)
+    return Row(file, labels, split_of[split], "" if group in MISSING else group)
 
 
 def _split_by_folder(rows: Sequence[Row], folder: Path, where: str) -> list[Row]:
@@ -220,7 +224,7 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
         if test_fold is not None:
             raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
-        return _VALID if column.lower() == "is_valid" else SPLIT_OF
+        return _SPLIT_OF_IS_VALID if column.lower() == "is_valid" else SPLIT_OF
     folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
     test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
     present = ", ".join(map(str, sorted(set(folds.values()))))
@@ -232,24 +236,24 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
 
 
 def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: ReadConfig) -> Iterator[str]:
-    """Which columns are read, and how the `cells` of the label are, where these may mean something else."""
+    """Which columns are read, and how, where they may mean something else; `cells` are those of the label."""
     labels = {label for row in rows for label in row.labels}
     if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
         yield f"the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}"
-    if columns.one_hot and (empty := [column for column in columns.labels if column not in labels]):
-        yield f"no image has a 1 in {first_ten(empty)}; these are not classes"
     if columns.group:
         count = len({row.group for row in rows})
         yield f"images of the same {columns.group} ({count:,}) stay together where a split is drawn"
-    written_lists = [cell for cell in cells if list_in(cell) is not None]
-    missing = sorted(MISSING.intersection(str(cell).strip() for cell in cells))
-    if missing and not columns.one_hot:
-        yield f"the label {first_ten(missing)} is read as an empty cell; rename it if it is a class"
+    if columns.one_hot:
+        if empty := [column for column in columns.labels if column not in labels]:
+            yield f"no image has a 1 in {first_ten(empty)}; these are not classes"
+    else:
+        if missing := sorted(MISSING.intersection(str(cell).strip() for cell in cells)):
+            yield f"the label {first_ten(missing)} is read as an empty cell; rename it if it is a class"
+        if written_list := next((cell for cell in cells if list_in(cell) is not None), None):
+            yield f"labels such as {written_list} are read as lists, each item as a label"
     if none_names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
         yield f"the label {first_ten(none_names)} is a class; leave the cells empty if it means none"
-    if written_lists and not columns.one_hot:
-        yield f"labels such as {written_lists[0]} are read as lists, each item as a label"
     if read.label_separator is None and (separator := _likely_separator(labels)):
         joined = sorted(label for label in labels if separator in label)
         yield (
@@ -260,10 +264,8 @@ def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: 
 
 
 def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`.
-
-    Raises UserError if all labels are numbers and some have decimals.
-    """
+    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`. Raises
+    UserError if all labels are numbers and some have decimals."""
     labels = {label for row in rows for label in row.labels}
     all_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE) for label in labels)
     if all_numbers and (decimals := sorted(label for label in labels if float(label) % 1)):
@@ -283,8 +285,15 @@ def _rename_labels(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
     return [row._replace(labels=tuple(dict.fromkeys(names[label] for label in row.labels))) for row in rows]
 
 
+def _in_one_form(rows: Sequence[Row]) -> list[Row]:
+    """`rows`, with a label that is written in several Unicode forms in its first one."""
+    first_forms: dict[str, str] = {}
+    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
+    return _rename_labels(rows, forms)
+
+
 def _likely_separator(labels: Collection[str]) -> str:
-    """What may separate several labels in a text; of a space only where the texts are more than their words."""
+    """What may separate several labels in a text, or ""; a space only if there are fewer words than texts."""
     for separator in ",;":
         if any(separator in label for label in labels):
             return separator
@@ -293,25 +302,17 @@ def _likely_separator(labels: Collection[str]) -> str:
 
 
 def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
-    """`rows`; if none of their files is where it should be, with files of the same name below the folder.
-
-    The name may lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit.
-    """
+    """`rows`; if none of their files is where it should be, with files of the same name below the folder. The name may
+    lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit."""
     rows = _in_the_form_on_disk(rows, folder)
     if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
         return rows
-    # The ends of a/b/c.png are c.png, b/c.png, a/b/c.png, and the same without the suffix.
-    by_end = collections.defaultdict[str, set[str]](set)
-    for path in images_below(folder):
-        file = os.path.relpath(path, folder)
-        for parts in (Path(file).parts, Path(file).with_suffix("").parts):
-            for start in range(len(parts)):
-                by_end["/".join(parts[start:])].add(file)
+    files_of = _files_by_end(folder)
     located, moved, ambiguous = [], [], []
     for row in rows:
         wanted = row.file.replace("\\", "/").removeprefix("./")
         is_absolute = wanted.startswith("/") or ":" in wanted
-        matches = sorted(by_end.get(Path(wanted).name if is_absolute else wanted, ()))
+        matches = sorted(files_of.get(Path(wanted).name if is_absolute else wanted, ()))
         if len(matches) > 1:
             ambiguous.append(f"{row.file} ({' and '.join(matches[:3])})")
         elif matches and matches[0] != row.file:
@@ -322,6 +323,17 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
     if moved:
         warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
     return located
+
+
+def _files_by_end(folder: Path) -> Mapping[str, set[str]]:
+    """The images below a folder by the ends of their paths: for a/b/c.png c.png, b/c.png, a/b/c.png, c, b/c, a/b/c."""
+    files_of = collections.defaultdict[str, set[str]](set)
+    for path in images_below(folder):
+        file = os.path.relpath(path, folder)
+        for parts in (Path(file).parts, Path(file).with_suffix("").parts):
+            for start in range(len(parts)):
+                files_of["/".join(parts[start:])].add(file)
+    return files_of
 
 
 def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:

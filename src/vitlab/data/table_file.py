@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.io import parse_json, read_regular
 
+# Names of columns, in any case, in order of preference: a table has at most one column of each group of names.
 FILE = (
     ("file", "file_name"),
     ("filename", "filepath", "file_path", "path", "image", "image_path", "image_name", "img"),
@@ -20,26 +21,26 @@ FILE = (
 LABEL = (("label", "labels"), ("class", "category", "target", "tag", "tags"))
 SPLIT = (("split",), ("is_valid",), ("fold",))
 GROUP = (("group", "group_id"), ("patient", "patient_id", "subject", "subject_id"))
-"""Names of the columns, in any case: of the first row of names that a table has, it must have one."""
 MAX_TABLE_BYTES = 2**28
 """Largest table that is read: millions of images."""
-_INDEX = re.compile(r"(unnamed: \d+)?")  # a column that pandas or a spreadsheet has added
+_ROW_NUMBERS = re.compile(r"(unnamed: \d+)?")  # the name of a column that pandas or a spreadsheet has added
 _LIST = re.compile(r"\[.*\]|[({]\s*['\"].*[)}]", re.DOTALL)  # of Python, NumPy or JSON
-_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_QUOTED_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 MISSING = {"nan", "NaN", "<NA>", "NaT", "null", "NULL", "#N/A"}
 """What programs write for an empty cell, and nobody calls a class. `None`, `none` and `NA` may be names."""
-_ONES, _ZEROS = {"1", "1.0", "true"}, {"0", "0.0", "false", "-1", "-1.0"}
+_NEGATIVE = {"-1", "-1.0"}
+_ONES, _ZEROS = {"1", "1.0", "true"}, {"0", "0.0", "false", *_NEGATIVE}
 
 Records = Sequence[tuple[int, dict[str, Any]]]
 """The number and the cells of each row."""
 
 
 class Columns(NamedTuple):
-    """The columns of a table; "" for those that it lacks."""
+    """The names of a table's columns; "" for a missing one."""
 
     file: str
     labels: tuple[str, ...]
-    """The column of the label; where `one_hot`, one for each class, with 1 for the images that have it."""
+    """The column of the labels; with `one_hot` a column for each class, with 1 for the images that have it."""
     one_hot: bool
     split: str
     group: str
@@ -61,7 +62,7 @@ def list_in(cell: Any) -> list[str] | None:
     if not isinstance(cell, str) or not _LIST.fullmatch(text := cell.strip()):
         return None
     inner = text[1:-1]
-    if quoted_items := [first or second for first, second in _ITEM.findall(inner)]:
+    if quoted_items := [first or second for first, second in _QUOTED_ITEM.findall(inner)]:
         return quoted_items
     return inner.split(",") if "," in inner else inner.split() or [""]
 
@@ -72,7 +73,7 @@ def lowered(cell: Any) -> str:
 
 
 def _number_or_text(cell: Any) -> str:
-    """A cell as text: nothing for what is missing, a float without a fraction as a whole number."""
+    """A cell as text: "" for a missing one; `1.0` as `1`."""
     if isinstance(cell, float):
         return "" if math.isnan(cell) else str(int(cell)) if cell.is_integer() else str(cell)
     return "" if cell is None else str(cell)
@@ -81,31 +82,29 @@ def _number_or_text(cell: Any) -> str:
 def choose_columns(columns: Sequence[str], records: Records, where: str) -> Columns:
     """Which columns hold what. Without one that is named as a label, the only other column holds the label, or the
     others hold 0 and 1 for each class. Raises UserError where that is ambiguous."""
-    file, label, group = (_only(columns, names, where) for names in (FILE, LABEL, GROUP))
-    split = next((column for names in SPLIT if (column := _only(columns, (names,), where))), "")
+    file, label, group, split = (_column_named(columns, names, where) for names in (FILE, LABEL, GROUP, SPLIT))
     used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}
-    rest = [column for column in columns if column not in used and not _INDEX.fullmatch(column.lower())]
+    rest = [column for column in columns if column not in used and not _ROW_NUMBERS.fullmatch(column.lower())]
+    listed = f"{where} has the columns {first_ten(columns)}; none of them"
     if not file:
-        problem = "none of them is named as a column of image files: name it file"
-    elif label or len(rest) == 1:
-        return Columns(file, (label or rest[0],), False, split, group)
-    elif not rest:
-        problem = "none of them has the labels: add a column label"
-    else:
-        values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in rest}
-        mixed = [c for c in rest if not values[c] <= _ONES | _ZEROS]
-        negative = any({"-1", "-1.0"} & v for v in values.values()) and any({"0", "0.0"} & v for v in values.values())
-        if not mixed and not negative:
-            return Columns(file, tuple(rest), True, split, group)
+        raise UserError(f"{listed} is named as a column of image files: name it file")
+    if label or len(rest) == 1:
+        return Columns(file, (label or rest[0],), one_hot=False, split=split, group=group)
+    if not rest:
+        raise UserError(f"{listed} has the labels: add a column label")
+    values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in rest}
+    mixed = [c for c in rest if not values[c] <= _ONES | _ZEROS]
+    has_negative, has_zero = (any(numbers & v for v in values.values()) for numbers in (_NEGATIVE, {"0", "0.0"}))
+    if mixed or (has_negative and has_zero):
         reason = f"{first_ten(mixed)} hold other values" if mixed else "they hold 1, 0 and -1"
-        problem = f"none of them is named label, nor are the others one for each class, with 0 and 1: {reason}"
-    raise UserError(f"{where} has the columns {first_ten(columns)}; {problem}")
+        raise UserError(f"{listed} is named label, nor are the others one for each class, with 0 and 1: {reason}")
+    return Columns(file, tuple(rest), one_hot=True, split=split, group=group)
 
 
-def _only(columns: Sequence[str], names: Iterable[Sequence[str]], where: str) -> str:
-    """The column of the first of `names` that any has, or ""."""
-    for same in names:
-        matching = [column for column in columns if column.lower() in same]
+def _column_named(columns: Sequence[str], preference: Iterable[Sequence[str]], where: str) -> str:
+    """The column that has a name of the first group of names that any has, or ""."""
+    for names in preference:
+        matching = [column for column in columns if column.lower() in names]
         if len(matching) > 1:
             raise UserError(f"{where} has {first_ten(matching)} for one thing; rename or remove all but one column")
         if matching:
@@ -130,8 +129,9 @@ def read_table(path: Path) -> tuple[list[str], Records]:
     columns = [column.strip() for column in next(lines, (1, []))[1]]
     if repeated := [column for column in set(columns) - {""} if columns.count(column) > 1]:
         raise UserError(f"{quoted(str(path))} has several columns called {first_ten(sorted(repeated))}; rename them")
-    fits = ((line, cells if len(cells) == len(columns) else []) for line, cells in lines)
-    return columns, [(line, dict(zip(columns, cells, strict=False))) for line, cells in fits]
+    # A line with more or fewer cells than columns has an empty record: it is an invalid row.
+    rows = ((line, cells if len(cells) == len(columns) else []) for line, cells in lines)
+    return columns, [(line, dict(zip(columns, cells, strict=False))) for line, cells in rows]
 
 
 def _read_parquet(path: Path) -> tuple[list[str], Records]:

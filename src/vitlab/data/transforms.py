@@ -1,8 +1,8 @@
 """Training and evaluation transforms: uint8 images -> float32 [B, 3, H, W] in [-1, 1], as in the paper's code.
 
-All randomness of an example is a function of (seed, epoch, index): batches, workers and ranks do not matter. A crop is
-one bilinear look-up at a row of sampling positions for each axis; or, faster and for files only, a resized box. Of a
-JPEG only the rows that a crop needs are decoded.
+All randomness of an example is a function of (seed, epoch, index): batches, workers and ranks do not matter. A training
+crop is sampled bilinearly at a grid of positions (`_sample`); or, faster and for files only, it is a resized box
+(`resize_crops`). JPEGs are decoded down to the last row that a crop needs.
 """
 
 import dataclasses
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64, Shaped, UInt8
-from PIL import Image
 from torch import Tensor
 
 from vitlab.data.decode import Jpeg
+from vitlab.data.resize import resize_area, resize_pillow, to_device, to_planes
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing, Size, pair
 from vitlab.rng import Stream, example_uniforms, philox
@@ -24,34 +24,31 @@ from vitlab.rng import Stream, example_uniforms, philox
 Crop = Literal["inception", "random", "pad", "none"]
 Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # in memory, all of one size; or a list, of any sizes
 
-STRIP = 16  # A resized image with this many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
 ASPECT = (0.75, 1.33)  # width / height of the Inception crop: TensorFlow's default range
-SPARE = 3  # A JPEG is decoded at half its size only where the crop then still has this many times the pixels it needs.
+SPARE = 3  # a JPEG is decoded at half its size if the crop then still has this many times the side that it needs
 _OUTSIDE = -2.0  # a sampling position whose two neighbors lie outside any image: black
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Crop, flip, optional RandAugment. Settings other than `image_size` have the names that they have in `DataConfig`.
-
-    crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to `image_size`;
-    "random", the image squashed to `crop_resize`, then a random window of `image_size`; "pad", the image squashed to
-    `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image squashed to `image_size`.
-    flip: mirror half of the images. randaugment_layers, randaugment_magnitude: as for `randaugment`.
-    fast_decode: resize crops with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their
-    size where a crop is far larger than `image_size`.
-    """
+    """Crop, flip, optional RandAugment. Settings other than `image_size` are named as in `DataConfig`."""
 
     image_size: Size
     crop: Crop = "inception"
+    """inception: a random box of `min_area`..1 of the area (Sec. 4.1: 0.05), resized to `image_size`; random: the
+    image squashed to `crop_resize`, then a random window; pad: the image squashed to `image_size` and shifted by up to
+    `pad` pixels, black coming in; none: the image squashed to `image_size`."""
     min_area: float = 0.05
     crop_resize: Size | None = None
     pad: int = 4
     flip: bool = True
+    """Mirrors half of the images."""
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
     fast_decode: bool = False
+    """Crops are resized with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size
+    if a crop is far larger than `image_size`."""
 
     def __post_init__(self) -> None:
         if self.crop_resize is not None and np.any(np.less(pair(self.crop_resize), pair(self.image_size))):
@@ -71,24 +68,26 @@ class TrainTransform:
         in_memory = isinstance(images, Tensor)
         sizes = np.array([images.shape[1:3]] * len(images) if in_memory else [image.shape[:2] for image in images])
         boxes, full, shifts = self._windows(sizes, u[:, 1:])
-        mirrored, out = (u[:, 0] < 0.5) & self.flip, pair(self.image_size)
+        mirrored = (u[:, 0] < 0.5) & self.flip
+        size = pair(self.image_size)
         if self.fast_decode and not in_memory:
-            result = resize_crops(images, boxes, full, shifts, mirrored, out)
+            crops = resize_crops(images, boxes, full, shifts, mirrored, size)
         else:
-            ys, xs = (_positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
-            result = _sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+            ys, xs = (_positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], size[i]) for i in (0, 1))
+            crops = _sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
         if self.randaugment_layers:
-            result = randaugment(result, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
-        return result
+            crops = randaugment(crops, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
+        return crops
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-        """Boxes (y, x, h, w), int64 [B, 4], that are squashed to one full size (H', W'), and in that the first pixels
-        of the windows to take, int64 [B, 2], which may be outside."""
-        out = pair(self.image_size)
+        """Boxes (y, x, h, w), int64 [B, 4], of the images; the full size (H', W') that each box is squashed to; and the
+        first pixels there of the windows of `image_size` to take, int64 [B, 2], which may be outside."""
+        size = pair(self.image_size)
         if self.crop == "inception":
-            return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
-        full, reach = pair(self.crop_resize or self.image_size), self.pad if self.crop == "pad" else 0
-        shifts = [_integers(u[:, i], full[i] - out[i] + 2 * reach + 1) - reach for i in (0, 1)]
+            return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), size, np.zeros_like(sizes)
+        full = pair(self.crop_resize or self.image_size)
+        pad = self.pad if self.crop == "pad" else 0
+        shifts = [_uniform_integers(u[:, i], full[i] - size[i] + 2 * pad + 1) - pad for i in (0, 1)]
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 
 
@@ -102,29 +101,29 @@ def inception_boxes(
     rounding gets its whole image. As in TensorFlow, the last row and column of offsets is not drawn.
     """
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-    left = np.arange(len(sizes))
+    open_rows = np.arange(len(sizes))  # the examples without a box
     for attempt in range(u.shape[1]):
-        size, draw = sizes[left], u[left, attempt]
+        size, draw = sizes[open_rows], u[open_rows, attempt]
         (height, width), area = size.T, size.prod(axis=1)
         aspect = ASPECT[0] + draw[:, 0] * (ASPECT[1] - ASPECT[0])
         low = np.rint(np.sqrt(min_area * area / aspect))
         high = np.rint(np.sqrt(area / aspect))
         high = np.where(np.rint(high * aspect) > width, np.floor((width + 0.5 - 1e-7) / aspect), high)
         high = np.minimum(np.where(np.rint(high * aspect) > width, high - 1, high), height)
-        h = np.minimum(low + _integers(draw[:, 1], np.maximum(high - low, 0) + 1), high)
+        h = np.minimum(low + _uniform_integers(draw[:, 1], np.maximum(high - low, 0) + 1), high)
         h = np.where(h * np.rint(h * aspect) < min_area * area, h + 1, h)
         h = np.where(h * np.rint(h * aspect) > area, h - 1, h)
         w = np.rint(h * aspect)
-        good = (h * w >= min_area * area) & (h * w <= area) & (w <= width) & (h <= height) & (h > 0) & (w > 0)
-        y, x = _integers(draw[:, 2], height - h), _integers(draw[:, 3], width - w)
-        boxes[left[good]] = np.stack([y, x, h, w], axis=1)[good]
-        left = left[~good]
-        if not len(left):
+        valid = (h * w >= min_area * area) & (h * w <= area) & (w <= width) & (h <= height) & (h > 0) & (w > 0)
+        y, x = _uniform_integers(draw[:, 2], height - h), _uniform_integers(draw[:, 3], width - w)
+        boxes[open_rows[valid]] = np.stack([y, x, h, w], axis=1)[valid]
+        open_rows = open_rows[~valid]
+        if not len(open_rows):
             break
     return boxes
 
 
-def _integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
+def _uniform_integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
     """Uniform integers 0..count-1 (0 where count < 1) from uniform numbers in [0, 1)."""
     return np.floor(u * np.maximum(count, 1)).astype(np.int64)
 
@@ -146,13 +145,14 @@ def _sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 
             for positions, side in zip((ys, xs), images.shape[1:3], strict=True)
         )
         grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
-        return F.grid_sample(_planar(images).float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        planes = to_planes(images).float()
+        return F.grid_sample(planes, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     crops = torch.empty(len(images), 3, ys.shape[1], xs.shape[1])
     for crop, image, y, x in zip(crops, images, ys, xs, strict=True):
         # Only what the positions touch is decoded and converted: a crop of a photograph is a small part of it.
         top, left = max(int(y.min()), 0), max(int(x.min()), 0)
-        part = _part(image, (top, int(np.ceil(y.max())) + 1), (left, int(np.ceil(x.max())) + 1))
-        crop.copy_(_sample(torch.from_numpy(part)[None], y[None] - top, x[None] - left)[0])
+        region = _region(image, (top, int(np.ceil(y.max())) + 1), (left, int(np.ceil(x.max())) + 1))
+        crop.copy_(_sample(torch.from_numpy(region)[None], y[None] - top, x[None] - left)[0])
     return crops
 
 
@@ -177,16 +177,18 @@ def resize_crops(
             (round(box[i] / shrink), min(round((box[i] + box[2 + i]) / shrink), image.shape[i] // shrink))
             for i in (0, 1)
         )
-        part = torch.from_numpy(np.ascontiguousarray(_part(image, rows, columns, shrink)))
-        resized = F.interpolate(part.permute(2, 0, 1)[None], full, mode="bilinear", antialias=True)[0]
-        (y, down), (x, right) = ((max(s, 0), max(s, 0, min(s + size[i], full[i]))) for i, s in enumerate(shift))
-        crop[:, y - shift[0] : down - shift[0], x - shift[1] : right - shift[1]] = resized[:, y:down, x:right]
+        region = torch.from_numpy(np.ascontiguousarray(_region(image, rows, columns, shrink)))
+        resized = F.interpolate(region.permute(2, 0, 1)[None], full, mode="bilinear", antialias=True)[0]
+        (top, left), (height, width) = shift, size
+        y, x = max(top, 0), max(left, 0)  # the window may begin and end outside
+        bottom, right = max(y, min(top + height, full[0])), max(x, min(left + width, full[1]))
+        crop[:, y - top : bottom - top, x - left : right - left] = resized[:, y:bottom, x:right]
         if mirror:
             crop.copy_(crop.flip(2))
     return crops
 
 
-def _part(
+def _region(
     image: np.ndarray | Jpeg, rows: tuple[int, int], columns: tuple[int, int], shrink: int = 1
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Rows and columns of an image, from .. to, counted at 1 / `shrink` of its size; of a JPEG at that size."""
@@ -238,81 +240,31 @@ class EvalTransform:
         return torch.cat([self._resize(torch.from_numpy(p)[None]) for p in images])
 
     def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
-        how, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
-        crop = pair(how.crop_size or self.image_size)
-        if how.resize is None:
-            full = crop
-        elif not how.keep_aspect:
-            full = how.resize, how.resize
-        elif how.is_google:
-            scale = how.resize / min(sides)
-            full = round(sides[0] * scale), round(sides[1] * scale)
-        else:
-            full = int(how.resize * sides[0] / min(sides)), int(how.resize * sides[1] / min(sides))
-        rest = full[0] - crop[0], full[1] - crop[1]
-        y, x = (round(pixels / 2) if how.crop_offset == "round" else pixels // 2 for pixels in rest)
-        if not how.is_google:
-            return _resize_pillow(images, full, (y, x, h, w), how.interpolation)
-        planes = _planar(images).float()
-        if how.resize is not None and how.keep_aspect:
-            return resize_area(planes, full, (y, x, h, w)).to(torch.uint8)  # big_vision truncates to whole numbers
+        preprocessing, (height, width) = self.preprocessing, pair(self.image_size)
+        full = self._full_size(*images.shape[1:3])
+        crop = pair(preprocessing.crop_size or self.image_size)
+        margins = full[0] - crop[0], full[1] - crop[1]
+        y, x = (round(m / 2) if preprocessing.crop_offset == "round" else m // 2 for m in margins)
+        if not preprocessing.is_google:
+            return resize_pillow(images, full, (y, x, height, width), preprocessing.interpolation)
+        planes = to_planes(images).float()
+        if preprocessing.resize is not None and preprocessing.keep_aspect:
+            return resize_area(planes, full, (y, x, height, width)).to(torch.uint8)  # big_vision truncates
         # TF2's `tf.image.resize`: half-pixel centers
         resized = F.interpolate(planes, full, mode="bilinear", align_corners=False, antialias=False)
-        return resized if how.resize is None else resized[:, :, y : y + h, x : x + w].to(torch.uint8)
+        return resized if preprocessing.resize is None else resized[:, :, y : y + height, x : x + width].to(torch.uint8)
 
-
-def _resize_pillow(
-    images: UInt8[Tensor, "B H W 3"], size: tuple[int, int], window: tuple[int, int, int, int], interpolation: str
-) -> UInt8[Tensor, "B 3 S T"]:
-    """Pillow's resize to `size`, and of that the window (y, x, height, width).
-
-    Of a long strip only the window is computed, which may differ by a gray level or two: Pillow's boxes are float32.
-    """
-    y, x, h, w = window
-    if images.shape[1:3] == size:
-        return _planar(images[:, y : y + h, x : x + w])
-    box = None
-    if size[0] * size[1] > STRIP * h * w:
-        down, across = images.shape[1] / size[0], images.shape[2] / size[1]
-        box = (x * across, y * down, min((x + w) * across, images.shape[2]), min((y + h) * down, images.shape[1]))
-        size, y, x = (h, w), 0, 0
-    resized = np.empty((len(images), h, w, 3), np.uint8)
-    for center, image in zip(resized, images.cpu().numpy(), strict=True):
-        large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
-        center[:] = np.asarray(large)[y : y + h, x : x + w]
-    return _planar(torch.from_numpy(resized).to(images.device))
-
-
-def resize_area(
-    images: Float[Tensor, "B 3 H W"], size: tuple[int, int], window: tuple[int, int, int, int] | None = None
-) -> Float[Tensor, "B 3 S T"]:
-    """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
-
-    window: (y, x, height, width), the only part of the new image that is computed.
-    """
-    y, x, h, w = window or (0, 0, *size)
-    axes = zip(images.shape[2:], size, (y, x), (h, w), strict=True)
-    (rows, row_edges, row_scale), (columns, column_edges, column_scale) = (_area_edges(*axis) for axis in axes)
-    means = _area_means(images[:, :, rows, columns].double(), row_edges, row_scale)
-    return _area_means(means.mT, column_edges, column_scale).mT.float()
-
-
-def _area_edges(extent: int, size: int, start: int, count: int) -> tuple[slice, np.ndarray, float]:
-    """Of `count` new pixels from `start` on: the old ones that they cover, and in those their edges, float64."""
-    # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
-    scale = np.float32(extent / size)
-    edges = np.minimum((np.arange(start, start + count + 1, dtype=np.float32) * scale).astype(np.float64), extent)
-    first, last = (min(int(edges[i]), extent - 1) for i in (0, -1))
-    return slice(first, last + 1), edges - first, float(scale)
-
-
-def _area_means(x: Tensor, edges: np.ndarray, scale: float) -> Tensor:
-    """Means of float64 [B, 3, H, W] between edges of axis 2: differences of the interpolated running sum."""
-    pixels = np.minimum(edges.astype(np.int64), x.shape[2] - 1)
-    inside = pixels[:-1] == np.ceil(edges[1:]).astype(np.int64) - 1  # a single old pixel
-    pixel, part, within_one = (to_device(array, x.device) for array in (pixels, edges - pixels, inside))
-    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * part[:, None]
-    return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / scale)
+    def _full_size(self, height: int, width: int) -> tuple[int, int]:
+        """The size to which an image of `height` x `width` is resized before the crop."""
+        preprocessing, shorter = self.preprocessing, min(height, width)
+        if preprocessing.resize is None:
+            return pair(preprocessing.crop_size or self.image_size)
+        if not preprocessing.keep_aspect:
+            return preprocessing.resize, preprocessing.resize
+        if preprocessing.is_google:
+            scale = preprocessing.resize / shorter
+            return round(height * scale), round(width * scale)
+        return int(preprocessing.resize * height / shorter), int(preprocessing.resize * width / shorter)
 
 
 def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -323,16 +275,6 @@ def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor,
 def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     """[-1, 1] -> the nearest of 0..255."""
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
-
-
-def _planar(images: UInt8[Tensor, "B H W 3"]) -> UInt8[Tensor, "B 3 H W"]:
-    return images.permute(0, 3, 1, 2).contiguous()
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor on `device`, without waiting for the work there."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def mixup(

@@ -27,8 +27,9 @@ from PIL import Image
 
 from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
-from vitlab.data.dataset import Dataset, digest_images
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
+from vitlab.data.identity import digest_images
 from vitlab.data.levels import warn_of_lost_bits
 from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
@@ -40,6 +41,7 @@ from vitlab.settings import Checked
 
 logger = logging.getLogger(__name__)
 
+Report = Callable[[int, int], None]  # receives the numbers of finished images and of all
 BUFFER = 64  # images that are encoded at a time and in memory together
 # Formats that stay as they are, by Pillow's names; others are written as PNG.
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
@@ -47,15 +49,12 @@ SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 
 @dataclasses.dataclass(frozen=True)
 class ShardSettings(Checked):
-    """How a data set is written.
-
-    size: the shorter side in pixels of larger images after resizing, as JPEG of `quality`; None keeps all bytes.
-    records: images of each tar at most.
-    """
+    """How a data set is written."""
 
     size: Annotated[int, Ge(1)] | None = None
+    """The shorter side in pixels of larger images after resizing, as JPEG of `quality`; None keeps all bytes."""
     quality: Annotated[int, Ge(1), Le(100)] = 90
-    records: Annotated[int, Ge(1)] = 1000
+    records: Annotated[int, Ge(1)] = 1000  # images of each tar at most
     seed: Annotated[int, Ge(0), Lt(2**64)] = 0
 
 
@@ -68,7 +67,7 @@ def write_shards(
     root: str | None = None,
     on_error: str = "raise",
     read: ReadConfig = ReadConfig(),
-    report: Callable[[int, int], None] = lambda done, of: None,
+    report: Report = lambda done, of: None,
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns its `summary`.
 
@@ -95,30 +94,43 @@ def write_shards(
             result = _finished(folder, plan)
             shutil.rmtree(unfinished, ignore_errors=True)
             return result
-        _prepare(unfinished, {**plan, "images": {split: _identity(split, data) for split, data in datasets.items()}})
-        tars: dict[str, list[Path]] = {split: [] for split in datasets}
-        done, total = 0, sum(map(len, datasets.values()))
-        for split, dataset in datasets.items():
-            shards = assign_to_shards(dataset.labels, -(-len(dataset) // settings.records), settings.seed)
-            for number, indices in enumerate(shards):
-                path = unfinished / f"{split}-{number:06d}.tar"
-                if not path.exists():
-                    _write_tar(path, dataset, indices.tolist(), settings, on_error)
-                tars[split].append(path)
-                done += len(indices)
-                report(done, total)
+        _prepare(unfinished, {**plan, "images": {split: _fingerprint(split, data) for split, data in datasets.items()}})
+        tars = _write_tars(unfinished, datasets, settings, on_error, report)
         counts = {split: len(dataset) for split, dataset in datasets.items()}
         write_index(unfinished, tars, datasets[copied[0]].classes, counts, plan)
-        for temporary in unfinished.glob(".*.new"):  # of a call that was killed
-            temporary.unlink()
-        sync(unfinished)
-        if target.exists():
-            target.rmdir()  # it is empty
-        unfinished.replace(target)
-        for extra in ("plan.json", ".lock"):  # only now: without them another call would begin anew
-            (target / extra).unlink()
-        sync(target.parent)
+        _publish(unfinished, target)
     return summary(folder)
+
+
+def _write_tars(
+    folder: Path, datasets: Mapping[str, Dataset], settings: ShardSettings, on_error: str, report: Report
+) -> dict[str, list[Path]]:
+    """Writes the tars that are missing in `folder`. Returns all tars of each split."""
+    tars: dict[str, list[Path]] = {split: [] for split in datasets}
+    done, total = 0, sum(map(len, datasets.values()))
+    for split, dataset in datasets.items():
+        shards = assign_to_shards(dataset.labels, -(-len(dataset) // settings.records), settings.seed)
+        for number, indices in enumerate(shards):
+            path = folder / f"{split}-{number:06d}.tar"
+            if not path.exists():
+                _write_tar(path, dataset, indices.tolist(), settings, on_error)
+            tars[split].append(path)
+            done += len(indices)
+            report(done, total)
+    return tars
+
+
+def _publish(unfinished: Path, target: Path) -> None:
+    """Makes the finished folder `unfinished` the data set `target`."""
+    for temporary in unfinished.glob(".*.new"):  # of a call that was killed
+        temporary.unlink()
+    sync(unfinished)
+    if target.exists():
+        target.rmdir()  # it is empty
+    unfinished.replace(target)
+    for extra in ("plan.json", ".lock"):  # only now: without them another call would begin anew
+        (target / extra).unlink()
+    sync(target.parent)
 
 
 def assign_to_shards(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
@@ -183,10 +195,8 @@ def write_index(
     images: Mapping[str, int],
     settings: dict[str, Any],
 ) -> None:
-    """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json` and, last, `index.json` to `folder`.
-
-    SHA256SUMS is for `sha256sum --check`. images: how many each split has, with those that could not be read.
-    """
+    """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json`, SHA256SUMS (for `sha256sum --check`)
+    and, last, `index.json` to `folder`. images: how many each split has, with those that could not be read."""
     shards, left_out = {}, {}
     for split, paths in tars.items():
         locations, labels = scan(paths)
@@ -205,17 +215,17 @@ def _is_occupied(folder: Path) -> bool:
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
-def _identity(split: str, dataset: Dataset) -> str:
+def _fingerprint(split: str, dataset: Dataset) -> str:
     """A digest of a split's images and labels: tars of other ones are not reused."""
     labels = dataset.all_labels
     content = digest_images(split, dataset).encode() + labels.offsets.tobytes() + labels.values.tobytes()
     return hashlib.sha256(content).hexdigest()
 
 
-def _prepare(unfinished: Path, identity: dict[str, Any]) -> None:
+def _prepare(unfinished: Path, full_plan: dict[str, Any]) -> None:
     """Leaves in `unfinished` what a call with the same settings and images has finished, and nothing else."""
     plan = unfinished / "plan.json"
-    text = json.dumps(identity, indent=1).encode()
+    text = json.dumps(full_plan, indent=1).encode()
     if plan.is_file() and plan.read_bytes() == text:
         logger.warning("%s: resuming an interrupted call", unfinished)
         return
@@ -236,9 +246,6 @@ def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
             f"the name of a new folder, or remove it."
         )
     return existing
-
-
-# ------------------------------------------------------------------------------------------ finished data sets
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The representations of a frozen model, cached on disk."""
+"""The representations of a frozen model: cached on disk, or written to a file for search and clustering."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -14,17 +15,15 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import nn
 
-from vitlab.config.data import ReadConfig
 from vitlab.data import downloads
-from vitlab.data.classes import require_two_classes, warn_of_skipped_classes
-from vitlab.data.dataset import Dataset, digest_images, read_arrays
-from vitlab.data.decode import Levels
-from vitlab.data.registry import check_source, load_dataset, require_disjoint
-from vitlab.data.splits import warn_of_shared_groups
+from vitlab.data.classes import warn_of_skipped_classes
+from vitlab.data.dataset import Dataset, read_arrays
+from vitlab.data.identity import digest_images
+from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import compile_inference, evaluation_batches, gather_in_order, load_for_evaluation
-from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
+from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.io import replacing_file, write_arrays
 from vitlab.models.vit import Model, unwrap
 from vitlab.preprocessing import Preprocessing
@@ -66,14 +65,17 @@ def features(
     """
     model = unwrap(model)
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
-    indices, x, path = np.arange(len(dataset)), None, None
+    path = cached = None
     if cache is not None:
         path = cache / f"{digest_images(_digest(model, transform, epoch), dataset)}.npz"
-        (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
-    (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
-    if x is None or hits < world.world_size:
-        shown = description or f"{dataset.name} {dataset.split}"
-        indices, x = _compute(model, dataset, transform, epoch, options, shown, world)
+        cached = read_arrays(path, "x")  # None where it is missing or corrupt
+    (hits,) = world.all_reduce(int(cached is not None))  # all have read before rank 0 writes
+    if cached is not None and hits == world.world_size:
+        (x,) = cached
+        indices = np.arange(len(dataset))
+    else:
+        description = description or f"{dataset.name} {dataset.split}"
+        indices, x = _compute(model, dataset, transform, epoch, options, description, world)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             raise UserError(
                 f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
@@ -97,16 +99,17 @@ def _compute(
 ) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
     """Indices of the readable images, and their representations."""
     # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
-    (batch_size,) = world.all_gather({"size": np.array([options.batch_size])})["size"].min(keepdims=True).tolist()
+    batch_size = int(world.all_gather({"size": np.array([options.batch_size])})["size"].min())
     options = dataclasses.replace(options, batch_size=batch_size)
     indices = np.arange(len(dataset))
-    local = indices[indices // options.batch_size % world.world_size == world.rank]
+    local = indices[indices // batch_size % world.world_size == world.rank]
     x = np.zeros((len(local), model.config.num_features), np.float32)
     known = np.zeros(len(local), bool)
     if len(local):
-        shown: dict[str, Any] = {"description": description, "world": world}
-        loop = evaluation_batches(model, dataset, transform, options, epoch=epoch, indices=local, **shown)
-        with torch.inference_mode(), loop as batches:
+        rank_batches = evaluation_batches(
+            model, dataset, transform, options, epoch=epoch, indices=local, description=description, world=world
+        )
+        with torch.inference_mode(), rank_batches as batches:
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = np.searchsorted(local, batch.indices.cpu().numpy())
@@ -119,9 +122,10 @@ def _compute(
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
     """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
     config = to_dict(model.config)
-    config |= config.pop("variant", {})  # as in earlier versions: their features stay
+    config |= config.pop("variant", {})  # on one level, as in earlier versions, whose files are still read
     settings = {"model": config, "transform": to_dict(transform), "version": 1}
-    settings |= {"epoch": epoch, "version": 2} if isinstance(transform, TrainTransform) else {}
+    if isinstance(transform, TrainTransform):
+        settings |= {"epoch": epoch, "version": 2}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -152,8 +156,15 @@ def load_frozen(
         compile_inference(loaded.model, options.batch_size, log)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     log(f"images: {preprocessing.describe()}")
-    how: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache or downloads.cache_folder() / "features"}
-    return loaded.model, preprocessing, lambda dataset: features(loaded.model, dataset, options, **how, world=world)
+    features_of = functools.partial(
+        features,
+        loaded.model,
+        options=options,
+        preprocessing=preprocessing,
+        cache=cache or downloads.cache_folder() / "features",
+        world=world,
+    )
+    return loaded.model, preprocessing, features_of
 
 
 def write_features(
@@ -182,63 +193,39 @@ def write_features(
     check_source(dataset, root)
     _, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():
-        how: dict[str, Any] = {"on_error": options.on_error, "levels": preprocessing.range, "read": options}
-        images = load_dataset(dataset, split, root=root, **how)
-    written = features_of(images)
-    files = [images.path(index) for index in written.indices.tolist()]
-    if world.is_rank_0 and out.suffix == ".npz":
-        multi_hot = images.label_sets and images.label_sets.multi_hot(written.indices, len(images.classes))
-        labels = written.labels if multi_hot is None else multi_hot
-        arrays = {"features": written.x, "files": np.array(files), "labels": labels}
-        write_arrays(out, arrays | {"classes": np.array(images.classes)})
-    elif world.is_rank_0:
-        import pyarrow
-        import pyarrow.parquet
-
-        # Parquet is UTF-8; the names of files and folders may be any bytes.
-        label_lists = map(images.all_labels.of_image, written.indices.tolist())
-        names = ["|".join(images.classes[label] for label in labels) for labels in label_lists]
-        files, names = ([text.encode(errors="backslashreplace").decode() for text in part] for part in (files, names))
-        rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
-        with replacing_file(out) as file:
-            table = pyarrow.table({"file": files, "label": names, "features": rows})
-            pyarrow.parquet.write_table(table, file)
-    return {"out": str(out), "images": len(files), "skipped": written.skipped, "dimensions": written.x.shape[1]}
+        images = load_dataset(
+            dataset, split, root=root, on_error=options.on_error, levels=preprocessing.range, read=options
+        )
+    computed = features_of(images)
+    if world.is_rank_0:
+        write = _write_npz if out.suffix == ".npz" else _write_parquet
+        write(out, images, computed)
+    count, width = computed.x.shape
+    return {"out": str(out), "images": count, "skipped": computed.skipped, "dimensions": width}
 
 
-def load_train_and_test(
-    name: str,
-    splits: SplitOptions,
-    on_error: str,
-    world: World = SINGLE,
-    levels: Levels | None = None,
-    read: ReadConfig = ReadConfig(),
-) -> tuple[Dataset, Dataset]:
-    """The training and the test split, with black and white at `levels`.
-
-    Raises UserError where they cannot make a classifier.
-    """
-    check_source(name, splits.root)
-    # A val that is held out from train is trained on, unless it is what is tested.
-    whole = splits.train_split is None and splits.test_split == "test"
-    train_split = splits.train_split or "train"
-    with world.rank_0_first():
-        how: dict[str, Any] = {"root": splits.root, "on_error": on_error, "levels": levels, "read": read}
-        train = load_dataset(name, train_split, whole_train=whole, **how)
-        test = load_dataset(name, splits.test_split, partial=splits.partial, **how)
-    require_disjoint(train, test)
-    warn_of_shared_groups(train, test)
-    check_train_and_test(train, test)
-    return train, test
+def _write_npz(out: Path, images: Dataset, computed: Features) -> None:
+    sets = images.label_sets
+    labels = computed.labels if sets is None else sets.multi_hot(computed.indices, len(images.classes))
+    files = np.array([images.path(index) for index in computed.indices.tolist()])
+    arrays = {"features": computed.x, "files": files, "labels": labels, "classes": np.array(images.classes)}
+    write_arrays(out, arrays)
 
 
-def check_train_and_test(train: Dataset, test: Dataset) -> None:
-    """Raises UserError for splits of different classes or one, with several labels per image, or without images."""
-    for dataset in (train, test):
-        if dataset.label_sets is not None:
-            raise UserError(f"{dataset.name} has several labels per image; few-shot and probes need one.")
-        if not len(dataset):
-            raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
-    require_two_classes(train)
-    if train.classes != test.classes:
-        raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")
+def _write_parquet(out: Path, images: Dataset, computed: Features) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    def as_utf8(text: str) -> str:
+        """Names of files and folders may be any bytes, and Parquet is UTF-8."""
+        return text.encode(errors="backslashreplace").decode()
+
+    indices = computed.indices.tolist()
+    names = ["|".join(images.classes[label] for label in images.all_labels.of_image(index)) for index in indices]
+    columns = {
+        "file": [as_utf8(images.path(index)) for index in indices],
+        "label": list(map(as_utf8, names)),
+        "features": pyarrow.FixedSizeListArray.from_arrays(computed.x.ravel(), computed.x.shape[1]),
+    }
+    with replacing_file(out) as file:
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)

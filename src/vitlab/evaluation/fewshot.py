@@ -27,12 +27,8 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import (
-    Features,
-    check_train_and_test,
-    load_frozen,
-    load_train_and_test,
-)
+from vitlab.evaluation.features import Features, load_frozen
+from vitlab.evaluation.load import check_train_and_test, load_train_and_test
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
@@ -62,17 +58,17 @@ class Ridge:
             targets[np.arange(len(x)), labels] = 1.0
         else:
             targets[labels] = 1.0
-        n, width = full.shape
-        eigenvalues, vectors = np.linalg.eigh(full.T @ full if n >= width else full @ full.T)
+        # W = outer @ diag(1 / (eigenvalues + l2)) @ inner. The hat matrix is H = basis @ S @ basis.T: in the primal
+        # form with S = diag(1 / (eigenvalues + l2)), in the dual form with S = diag(eigenvalues / (eigenvalues + l2)).
+        self._primal = full.shape[0] >= full.shape[1]
+        if self._primal:
+            eigenvalues, vectors = np.linalg.eigh(full.T @ full)
+            self._outer, self._inner, self._basis = vectors, vectors.T @ (full.T @ targets), full @ vectors
+        else:
+            eigenvalues, vectors = np.linalg.eigh(full @ full.T)
+            self._outer, self._inner, self._basis = full.T @ vectors, vectors.T @ targets, vectors
         self.eigenvalues: np.ndarray = np.maximum(eigenvalues, 0.0)
-        # In the primal and the dual form W = outer @ diag(1 / (eigenvalues + l2)) @ inner.
-        self._outer = vectors if n >= width else full.T @ vectors
-        self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
-        # The hat matrix is H = basis @ S @ basis.T, with S = diag(1 / (eigenvalues + l2)), in the dual form
-        # S = diag(eigenvalues / (eigenvalues + l2)).
         self._targets = targets
-        self._basis = full @ vectors if n >= width else vectors
-        self._primal = n >= width
 
     def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
         """W; its last row belongs to the bias."""

@@ -1,7 +1,11 @@
-"""The least-squares classifier of Sec. 4.1 as the head of a model: a result by itself, and where fine-tuning starts."""
+"""The least-squares classifier of Sec. 4.1 as the head of a model, where the fine-tuning of your own images starts.
+
+`least_squares_head` fits it (`fewshot.Ridge` has the algebra) and chooses its penalty l2 and the scale of its logits.
+"""
 
 import bisect
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +18,7 @@ from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
 from vitlab.train.objectives import LossKind, classification_loss
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
 """From 1 to 10^5."""
@@ -30,8 +34,8 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Weights of a head, and its results on each training image when it is fitted to all others; or on each group of
-    images, or the user's val, when it is fitted without them."""
+    """Weights of a head, and its metrics on held-out images: each training image by the head for all others, or each
+    group of images, or the user's val."""
 
     weight: Float32[np.ndarray, "K D"]
     bias: Float32[np.ndarray, " K"]
@@ -40,7 +44,7 @@ class LinearHead:
     """Fraction of images whose highest score is (one of) their label(s)."""
     loss: float
     """Cross-entropy; with several labels per image, binary for each class."""
-    reject_below: float | None
+    reject_below: float | None = None
     """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
     mean_average_precision: float | None = None
@@ -70,7 +74,7 @@ def least_squares_head(
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
     x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
-    makes logits of them. `labels` is as in `Ridge`, `groups`, which are left out one by one, as in its `leave_one_out`.
+    makes logits of them. `labels` is as in `Ridge`; `groups` are left out one by one, as in its `leave_one_out`.
     refit: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
     Raises UserError for fewer than two images or groups.
     """
@@ -82,42 +86,44 @@ def least_squares_head(
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]
-    target = torch.from_numpy(labels[rows])
+    targets = torch.from_numpy(labels[rows])
 
-    def scores(l2: float) -> Tensor:
+    def held_out_scores(l2: float) -> Tensor:
         return torch.from_numpy(ridge.leave_one_out(l2, views, groups)[rows])
 
-    loss, l2, scale = min(_best_scale(scores(l2), target, l2) for l2 in L2_GRID)
-    logits = scores(l2) * scale
-    confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
-    correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
-    accuracy = float(correct.double().mean())
-    threshold = None
-    multi_label_scores = {}
-    if target.ndim == 1:
-        threshold = choose_rejection(confidence.numpy(), correct.numpy())
-    else:
-        hot, held_out = target.numpy(), logits.numpy().astype(np.float32)
-        multi_label_scores = {
-            "mean_average_precision": mean_average_precision(hot, held_out),
-            THRESHOLDS: choose_thresholds(hot, held_out),
-        }
+    best = {l2: _best_scale(held_out_scores(l2), targets) for l2 in L2_GRID}
+    l2 = min(best, key=lambda l2: best[l2][0])
+    loss, scale = best[l2]
+    metrics = _held_out_metrics(held_out_scores(l2) * scale, targets)
     if groups is not None and not refit:
-        rest = np.flatnonzero(groups < 0)
+        rest = groups < 0
         ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight
-    arrays = weight.T.astype(np.float32), bias.astype(np.float32)
-    return LinearHead(*arrays, l2, accuracy, loss, threshold, **multi_label_scores)
+    return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2=l2, loss=loss, **metrics)
 
 
-def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:
-    """(loss, l2, scale) with the scale of least loss, by bisection: the loss is convex in the scale."""
-    kind: LossKind = "softmax" if target.ndim == 1 else "sigmoid"
+def _best_scale(scores: Tensor, targets: Tensor) -> tuple[float, float]:
+    """The least loss, and its scale; by bisection, as the loss is convex in the scale."""
+    kind: LossKind = "softmax" if targets.ndim == 1 else "sigmoid"
 
     def loss(index: int) -> float:
-        return float(classification_loss(scores * LOGIT_SCALES[index], target, kind))
+        return float(classification_loss(scores * LOGIT_SCALES[index], targets, kind))
 
     best = bisect.bisect_left(range(len(LOGIT_SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
-    return loss(best), l2, LOGIT_SCALES[best]
+    return loss(best), LOGIT_SCALES[best]
+
+
+def _held_out_metrics(logits: Tensor, targets: Tensor) -> dict[str, Any]:
+    """The metrics of a LinearHead besides the loss."""
+    if targets.ndim == 1:
+        confidences, predictions = logits.softmax(dim=1).max(dim=1)
+        correct = predictions == targets
+        reject_below = choose_rejection(confidences.numpy(), correct.numpy())
+        return {"accuracy": float(correct.double().mean()), "reject_below": reject_below}
+    predictions = logits.sigmoid().max(dim=1).indices
+    accuracy = float(targets.gather(1, predictions[:, None]).double().mean())
+    hot, scores = targets.numpy(), logits.numpy().astype(np.float32)
+    precision = mean_average_precision(hot, scores)
+    return {"accuracy": accuracy, "mean_average_precision": precision, THRESHOLDS: choose_thresholds(hot, scores)}

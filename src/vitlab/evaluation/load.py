@@ -17,15 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.data.classes import canonical
+from vitlab.config.data import ReadConfig
+from vitlab.data.classes import canonical, require_two_classes
 from vitlab.data.dataset import Dataset
+from vitlab.data.decode import Levels
 from vitlab.data.imagenet import has_imagenet_classes, predicts_imagenet
 from vitlab.data.loader import Batch, eval_batches
-from vitlab.data.registry import DATASETS
+from vitlab.data.registry import DATASETS, check_source, load_dataset, require_disjoint
+from vitlab.data.splits import warn_of_shared_groups
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
-from vitlab.evaluation.options import LoaderOptions, ModelOptions
+from vitlab.evaluation.options import LoaderOptions, ModelOptions, SplitOptions
 from vitlab.models.config import check_rgb
 from vitlab.models.vit import Model, evaluation_mode
 from vitlab.train.compile_cache import compile_cache, cpp_compiler
@@ -181,3 +184,41 @@ def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str
     new = np.array([index[canonical(name)] for name in images.classes])
     sets = None if images.label_sets is None else images.label_sets.renumber(new)
     return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)
+
+
+def load_train_and_test(
+    name: str,
+    splits: SplitOptions,
+    on_error: str,
+    world: World = SINGLE,
+    levels: Levels | None = None,
+    read: ReadConfig = ReadConfig(),
+) -> tuple[Dataset, Dataset]:
+    """The training and the test split, with black and white at `levels`.
+
+    Raises UserError where they cannot make a classifier.
+    """
+    check_source(name, splits.root)
+    train_split = splits.train_split or "train"
+    # A val that is held out from train is trained on, unless it is what is tested.
+    whole = splits.train_split is None and splits.test_split == "test"
+    load = functools.partial(load_dataset, name, root=splits.root, on_error=on_error, levels=levels, read=read)
+    with world.rank_0_first():
+        train = load(train_split, whole_train=whole)
+        test = load(splits.test_split, partial=splits.partial)
+    require_disjoint(train, test)
+    warn_of_shared_groups(train, test)
+    check_train_and_test(train, test)
+    return train, test
+
+
+def check_train_and_test(train: Dataset, test: Dataset) -> None:
+    """Raises UserError for splits of different classes or one, with several labels per image, or without images."""
+    for dataset in (train, test):
+        if dataset.label_sets is not None:
+            raise UserError(f"{dataset.name} has several labels per image; few-shot and probes need one.")
+        if not len(dataset):
+            raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
+    require_two_classes(train)
+    if train.classes != test.classes:
+        raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")

@@ -74,7 +74,7 @@ def evaluate_masked(
     device = model.mask.device
     cells = cells_per_side(masking, config.patch_size) ** 2
     # Sums over patches, on the device until the end: no batch waits for the one before.
-    measured = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct cells
+    totals = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct cells
     counts = torch.zeros(cells, COLORS, dtype=torch.int64, device=device)
     moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
     images = 0
@@ -87,20 +87,20 @@ def evaluate_masked(
             targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
             losses = patch_losses(masking, model(batch.images, plan), targets)
-            measured += torch.stack([values.double().sum() for values in losses])
+            totals += torch.stack([values.double().sum() for values in losses])
             if masking.target == "regression":
                 values = targets.double()
                 moments += torch.stack([values.sum(dim=(0, 1)), values.square().sum(dim=(0, 1))])
             else:
                 classes = targets.flatten(0, 1).T
                 counts.scatter_add_(1, classes, torch.ones_like(classes))
-    local = {"measured": measured, "counts": counts, "moments": moments}
+    local = {"totals": totals, "counts": counts, "moments": moments}
     sums = world.all_gather({name: tensor.cpu().numpy()[None] for name, tensor in local.items()})
     (images,) = world.all_reduce(images)
     if not images:
         raise nothing_readable(dataset)
     patches = images * masking.corrupted(config.num_patches)
-    loss, correct = sums["measured"].sum(axis=0) / (patches * cells)
+    loss, correct = sums["totals"].sum(axis=0) / (patches * cells)
     accuracy = most_frequent = None
     if masking.target == "regression":
         mean, square = sums["moments"].sum(axis=0) / patches

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
-from vitlab.weights.folder import THRESHOLDS
+from vitlab.weights.json_fields import THRESHOLDS
 
 DEFAULT_THRESHOLD = 0.5
 MIN_POSITIVES = 10
@@ -73,28 +73,28 @@ def stored_thresholds(metadata: Mapping[str, Any], classes: int) -> list[float] 
     return [float(threshold) for threshold in thresholds]
 
 
-def set_labels(logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None) -> Bool[Tensor, "n K"]:
+def decide_labels(logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None) -> Bool[Tensor, "n K"]:
     """Which labels are set: those whose probability is at least the threshold, by default DEFAULT_THRESHOLD."""
     limits = torch.full((logits.shape[1],), DEFAULT_THRESHOLD) if thresholds is None else torch.tensor(thresholds)
     return logits.float().sigmoid() >= limits.to(logits.device, torch.float32)
 
 
-def labels_of(
+def label_names(
     logits: Float[Tensor, "n K"], thresholds: Sequence[float] | None, classes: Sequence[str]
 ) -> list[tuple[str, ...]]:
     """The names of the labels that are set for each image, most probable first."""
-    chosen = set_labels(logits, thresholds).tolist()
+    chosen = decide_labels(logits, thresholds).tolist()
     order = logits.argsort(dim=1, descending=True, stable=True).tolist()
     return [tuple(classes[int(c)] for c in row if hot[c]) for row, hot in zip(order, chosen, strict=True)]
 
 
-def labels_set(
+def predicted_label_names(
     logits: Float[np.ndarray, "n K"], classes: Sequence[str], metadata: Mapping[str, Any]
 ) -> list[tuple[str, ...]] | None:
-    """`labels_of` by the thresholds in the metadata of a model of several labels; None for any other model."""
+    """`label_names` by the thresholds in the metadata of a model of several labels; None for any other model."""
     if not metadata.get("multi_label"):
         return None
-    return labels_of(torch.from_numpy(logits), stored_thresholds(metadata, len(classes)), classes)
+    return label_names(torch.from_numpy(logits), stored_thresholds(metadata, len(classes)), classes)
 
 
 def describe_thresholds(thresholds: Sequence[float] | None) -> str:

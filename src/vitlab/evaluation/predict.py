@@ -3,12 +3,13 @@
 import contextlib
 import csv
 import dataclasses
+import functools
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
-from vitlab.evaluation.multi_label import describe_thresholds, labels_of, stored_thresholds
+from vitlab.evaluation.multi_label import describe_thresholds, label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.io import as_cells, writing
@@ -82,62 +83,64 @@ def predict(
     if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
-    multi_label, thresholds = bool(loaded.metadata.get("multi_label")), None
+    multi_label = bool(loaded.metadata.get("multi_label"))
     if multi_label and reject_below is not None:
         raise UserError(
             f"{checkpoint} has several labels for an image, each set from a threshold of its own, so that reject_below "
             f"does not apply; leave it out."
         )
-    threshold = _stored_threshold(loaded.metadata, str(checkpoint)) if reject_below == "auto" else reject_below or 0.0
+    if reject_below == "auto":
+        reject_below = _stored_rejection(loaded.metadata, str(checkpoint))
     images = find_images(sources)
     if isinstance(sources, Sequence):
         images = list(images)  # raises before any work
-    model, config = loaded.model, loaded.model.config
-    _check_trained_head(model, str(checkpoint))
-    names = class_names(loaded.metadata, config.num_classes)
-    transform = EvalTransform(config.image_hw, loaded.preprocessing)
+    _check_trained_head(loaded.model, str(checkpoint))
+    num_classes = loaded.model.config.num_classes
+    names = class_names(loaded.metadata, num_classes)
     log(f"images: {loaded.preprocessing.describe()}")
+    thresholds = None
     if multi_label:
-        thresholds = stored_thresholds(loaded.metadata, config.num_classes)
+        thresholds = stored_thresholds(loaded.metadata, num_classes)
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
-    batch: list[tuple[str, torch.Tensor]] = []
-    settings: dict[str, Any] = {"top": top, "threshold": threshold, "thresholds": thresholds}
-    settings["precision"] = options.precision
+    predict_batch = functools.partial(_predict_batch, loaded, options.precision, top, reject_below or 0.0, thresholds)
+    transform = EvalTransform(loaded.model.config.image_hw, loaded.preprocessing)
+    batch: list[tuple[str, Tensor]] = []
     for path, image in images:
         try:
             batch.append((path, transform.apply([read_image(image, path, loaded.preprocessing.range)])))
         except ImageError as error:
-            yield from _predict_batch(loaded, batch, names, **settings)  # the images before it
+            yield from predict_batch(batch)  # the images before it
             batch = []
             yield Prediction(path, error=error.reason)
         if len(batch) == BATCH_SIZE:
-            yield from _predict_batch(loaded, batch, names, **settings)
+            yield from predict_batch(batch)
             batch = []
-    yield from _predict_batch(loaded, batch, names, **settings)
+    yield from predict_batch(batch)
 
 
 def _predict_batch(
     loaded: Checkpoint,
-    batch: Sequence[tuple[str, torch.Tensor]],
-    names: Sequence[str],
-    top: int,
-    threshold: float,
-    thresholds: Sequence[float] | None,
     precision: str,
+    top: int,
+    reject_below: float,
+    thresholds: Sequence[float] | None,
+    batch: Sequence[tuple[str, Tensor]],
 ) -> Iterator[Prediction]:
-    """The predictions for preprocessed images. A model of several labels sets those above their `thresholds`."""
+    """The predictions for preprocessed images; `thresholds` are those of several labels."""
     if not batch:
         return
+    metadata = loaded.metadata
     pixels = torch.cat([image for _, image in batch]).to(device_of(loaded.model))
     with torch.inference_mode():
         logits = loaded.model(pixels).float()
-    multi_label = bool(loaded.metadata.get("multi_label"))
-    sets = labels_of(logits, thresholds, names) if multi_label else [None] * len(batch)
-    for (path, _), best, labels in zip(batch, top_classes(logits, loaded.metadata, top), sets, strict=True):
+    sets: Sequence[tuple[str, ...] | None] = [None] * len(batch)
+    if metadata.get("multi_label"):
+        sets = label_names(logits, thresholds, class_names(metadata, logits.shape[1]))
+    for (path, _), best, labels in zip(batch, top_classes(logits, metadata, top), sets, strict=True):
         if all(math.isfinite(probability) for _, probability in best):
-            yield Prediction(path, best, rejected=best[0][1] < threshold, labels=labels)
+            yield Prediction(path, best, rejected=best[0][1] < reject_below, labels=labels)
         else:
             yield Prediction(path, error=f"the model's outputs are not finite in {precision}")
 
@@ -163,7 +166,7 @@ def _check_trained_head(model: Model, checkpoint: str) -> None:
         )
 
 
-def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
+def _stored_rejection(metadata: dict[str, Any], checkpoint: str) -> float:
     """`reject_below` of a checkpoint's metadata. Raises UserError without it."""
     threshold = metadata.get("reject_below")
     if not isinstance(threshold, float | int) or not 0 <= threshold <= 1:
@@ -181,43 +184,56 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     A model of several labels adds the labels that are set, joined by |.
 
     The file is opened at once; with its first row it replaces an earlier one. Each row is written as it comes, so that
-    what is done is kept when the command ends early. The first prediction shows the number of columns: unreadable
-    images before it are written with it.
+    what is done is kept when the command ends early.
     """
-    waiting = list[Prediction]()
-    columns = 0
     is_new = not path.exists()
-    multi_label = False
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-
-        def write_waiting(width: int) -> None:
-            nonlocal columns, multi_label
-            if not columns:
-                if file.seekable():
-                    file.truncate(0)
-                ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
-                columns = len(ranked)
-                multi_label = waiting[-1].labels is not None
-                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * multi_label))
-            for prediction in waiting:
-                cells = [cell for pair in prediction.top for cell in pair] or [""] * columns
-                row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
-                row += ["|".join(prediction.labels or ())] * multi_label
-                table.writerow(as_cells(row))
-            waiting.clear()
-            file.flush()
-
-        def write(prediction: Prediction) -> None:
-            waiting.append(prediction)
-            if columns or prediction.top:
-                write_waiting(len(prediction.top))
-
+        table = _Table(file)
         try:
-            yield write
+            yield table.write
         finally:
-            if waiting:
-                write_waiting(0)
-            elif not columns and is_new:
+            table.write_waiting()
+            if not table.begun and is_new:
                 path.unlink()
+
+
+class _Table:
+    """A CSV file of predictions. The first one with classes shows the number of columns: unreadable images before it
+    wait for it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.begun = False
+        self._file = file
+        self._csv = csv.writer(file, lineterminator="\n")
+        self._waiting: list[Prediction] = []
+        self._num_classes = 0
+        self._multi_label = False
+
+    def write(self, prediction: Prediction) -> None:
+        self._waiting.append(prediction)
+        if self.begun or prediction.top:
+            self.write_waiting()
+
+    def write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        if not self.begun:
+            self._begin(self._waiting[-1])
+        for prediction in self._waiting:
+            cells = [cell for pair in prediction.top for cell in pair] or [""] * (2 * self._num_classes)
+            row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
+            row += ["|".join(prediction.labels or ())] * self._multi_label
+            self._csv.writerow(as_cells(row))
+        self._waiting.clear()
+        self._file.flush()
+
+    def _begin(self, prediction: Prediction) -> None:
+        """Writes the names of the columns of such predictions, in place of an earlier table."""
+        self.begun = True
+        if self._file.seekable():
+            self._file.truncate(0)
+        self._num_classes = len(prediction.top)
+        self._multi_label = prediction.labels is not None
+        ranked = [name for k in range(1, self._num_classes + 1) for name in (f"class_{k}", f"probability_{k}")]
+        self._csv.writerow(("image", *ranked, "rejected", "error", *["labels"] * self._multi_label))

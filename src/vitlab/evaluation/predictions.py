@@ -8,7 +8,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.result import Evaluation
 from vitlab.io import from_cell, write_csv
 
 CSV_COLUMNS = (
@@ -25,17 +25,18 @@ def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> N
     """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
     from vitlab.data.exclude import image_id  # not needed to train
 
-    classes, predictions = evaluation.classes, evaluation.predictions.tolist()
-    labels, names = _as_cells(evaluation.all_labels, classes)
+    classes = evaluation.classes
+    predictions = evaluation.predictions.tolist()
+    label_indices, label_names = _as_cells(evaluation.all_labels, classes)
     columns = {
         "image": [image_id(dataset, index) for index in evaluation.indices.tolist()],
-        "label": names,
+        "label": label_names,
         "prediction": [classes[prediction] for prediction in predictions],
         "confidence": map(str, evaluation.confidences),
         "correct": evaluation.correct.astype(int),
         "top5": evaluation.in_top5.astype(int),
         "loss": map(str, evaluation.losses),
-        "label_index": labels,
+        "label_index": label_indices,
         "prediction_index": predictions,
         "index": evaluation.indices,
     }

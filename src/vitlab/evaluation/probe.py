@@ -13,8 +13,8 @@ from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features, load_frozen, load_train_and_test
-from vitlab.evaluation.load import device_of
+from vitlab.evaluation.features import Features, load_frozen
+from vitlab.evaluation.load import device_of, load_train_and_test
 from vitlab.evaluation.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
@@ -78,30 +78,30 @@ def linear_probe(
         raise UserError("all training images have one class; a probe needs at least two.")
     mean = train.x.mean(axis=0, dtype=np.float64)
     std = train.x.std(axis=0, dtype=np.float64) + 1e-5
-    train_x, test_x, val_x = (
-        ((part.x - mean) / std).astype(np.float32) for part in (train, test, train if val is None else val)
-    )
+
+    def standardized(part: Features) -> np.ndarray:
+        return ((part.x - mean) / std).astype(np.float32)
+
+    x = standardized(train)
     held_out: dict[float, float] = {}
     best = l2[0]
     if len(l2) > 1:
         if val is None:
             parts = stratified_split(labels, {"val": HELD_OUT}, seed, groups=groups)
-            fit = parts["train"]
-            held = parts["val"]
-            held_labels = labels[parts["val"]]
+            fit_x, fit_labels = x[parts["train"]], labels[parts["train"]]
+            val_x, val_labels = x[parts["val"]], labels[parts["val"]]
         else:
-            fit = np.arange(len(labels))
-            held = np.arange(len(val_x))
-            held_labels = val.labels
-        if not len(held):
+            fit_x, fit_labels = x, labels
+            val_x, val_labels = standardized(val), val.labels
+        if not len(val_labels):
             raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
         model = None
         for value in sorted(l2, reverse=True):  # each fit starts from the next stronger penalty's
-            model = _fit(train_x[fit], labels[fit], value, model)
-            held_out[value] = float((model.predict(val_x[held]) == held_labels).mean())
+            model = _fit(fit_x, fit_labels, value, model)
+            held_out[value] = float((model.predict(val_x) == val_labels).mean())
         best = max(held_out, key=lambda value: held_out[value])
-    model = _fit(train_x, labels, best)
-    accuracy = (model.predict(test_x) == test.labels).mean()
+    model = _fit(x, labels, best)
+    accuracy = (model.predict(standardized(test)) == test.labels).mean()
     converged = model.n_iter_.max() < MAX_STEPS
     return {"accuracy": float(accuracy), "l2": best, "held_out": held_out, "converged": bool(converged)}
 
@@ -148,16 +148,17 @@ def probe_checkpoint(
     if kind == "knn":
         result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(model))}
     else:
-        own_val, groups = None, parts[0].groups
-        if (splits.train_split, splits.test_split) == (None, "test") and ":" in dataset:
+        groups = parts[0].groups
+        val = None
+        if (splits.train_split, splits.test_split) == (None, "test") and ":" in dataset:  # your own, maybe with a val
             both = load_dataset(dataset, "trainval", root=splits.root, on_error=options.on_error, read=options)
-            own_val = None if both.from_val is None else both.take(np.flatnonzero(both.from_val))
+            val = None if both.from_val is None else features_of(both.take(np.flatnonzero(both.from_val)))
         result = linear_probe(
             train,
             test,
             l2=L2_GRID if l2 is None else l2,
             groups=groups if groups is None else groups[train.indices],
-            val=None if own_val is None else features_of(own_val),
+            val=val,
         )
     return {
         "checkpoint": str(checkpoint),

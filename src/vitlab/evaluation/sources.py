@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.contents import contents_of, images_below, no_images
+from vitlab.data.contents import contents_of, images_below, no_images_error
 from vitlab.data.decode import ImageError, Levels, decode_image, to_array
 from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
@@ -96,7 +96,7 @@ def _files(source: str) -> Iterator[tuple[str, str | Path]]:
     elif path.is_dir():
         files = sorted(map(Path, images_below(path)))
         if not files:
-            raise no_images(path, contents_of(path).others)
+            raise no_images_error(path, contents_of(path).others)
         yield from ((str(file), file) for file in files)
     elif path.exists():  # anything but a regular file is an error of its reader
         yield str(path), path

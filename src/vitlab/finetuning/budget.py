@@ -9,7 +9,7 @@ from vitlab.errors import UserError
 from vitlab.finetuning.plan import Plan, Task, choose, head_only, side
 from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
-from vitlab.train.microbatch import step_seconds
+from vitlab.train.microbatch import timing_seconds
 
 COMPARED_SIZES, COMPARED_FRACTION = (0.5, 0.7, 1.0), 0.2
 """Image sizes to compare by the head, as fractions of the largest that fits; the fraction of the time for that."""
@@ -31,7 +31,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     """
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
-    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)
+    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
 
     def choose_and_measure() -> Plan:
         """Plans, measures at the planned size, and plans again, until that size is measured."""
@@ -106,7 +106,7 @@ class _Costs:
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config`; False if that was done, or the time for measuring is over."""
-        training = step_seconds(config, self.nearest(config).train(config.model)) if config.runs else math.inf
+        training = timing_seconds(config, self.nearest(config).train(config.model)) if config.runs else math.inf
         train = side(config) not in self.timed and self.left() - training >= self.end
         if not train and (side(config) in self.by_side or self.left() < self.end):
             return False

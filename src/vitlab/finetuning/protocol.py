@@ -1,7 +1,7 @@
 """Table 4 and App. B.1.1: fine-tune a checkpoint on another task, at another resolution.
 
 `sweep_and_finetune` is the paper's protocol: a learning rate sweep on a held-out part of the training split, then one
-run or several on all of it, then the test.
+run or several on all of it, then the test. Here the job is prepared: settings, images, plan; `job.py` does the work.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
 
-SHORT = 120.0
+SUGGEST_FROM = 120.0
 """Seconds of a job from which a budget is suggested."""
 
 
@@ -84,14 +84,13 @@ def sweep_and_finetune(
     job = _without_unreadable(_plan(job, workdir, clock, open_settings), open_settings)
     config = job.config
     for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
-        if why == RECIPE:
-            continue
-        log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
+        if why != RECIPE:
+            log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
-        return Finetuned(
-            config, job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons}), workdir
-        )
-    return Finetuned(config, job.run_stages(workdir, lambda: _make_report(job, workdir, device)), workdir)
+        result = job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons})
+    else:
+        result = job.run_stages(workdir, lambda: _make_report(job, workdir, device))
+    return Finetuned(config, result, workdir)
 
 
 def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
@@ -131,7 +130,11 @@ def _resolve(
     log(f"test images: {known.data.preprocessing(known.model.image_size).describe()}")
     check_folder(workdir)
     data = with_measured_range(known.data, world)
-    splits = _load_splits(dataclasses.replace(known, data=data), log, world)
+    log(f"reading the data set {data.name}")
+    if data.levels is not None:
+        log("black and white: the values {} and {} of an image file".format(*data.levels))
+    splits = load_splits(data, world, known.loss == "sigmoid")
+    require_two_classes(splits.train)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
     train = splits.train
     seen: dict[str, Any] = {"examples": len(train), "num_classes": len(train.classes)}
@@ -141,15 +144,6 @@ def _resolve(
     check_head(resolved.config)
     world.check_batch_size(resolved.config.batch_size)
     return resolved, splits
-
-
-def _load_splits(config: FinetuneConfig, log: Log, world: World) -> Splits:
-    log(f"reading the data set {config.data.name}")
-    if config.data.levels is not None:
-        log("black and white: the values {} and {} of an image file".format(*config.data.levels))
-    splits = load_splits(config.data, world, config.loss == "sigmoid")
-    require_two_classes(splits.train)
-    return splits
 
 
 def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
@@ -191,10 +185,8 @@ def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: C
     )
     task = Task(job.config, images, open_settings, math.inf if clock is None else clock.seconds)
     measure = _cached_measure(job)
-    if not resumed and clock is not None:
-        job = _fit_budget(job, task, measure, clock)
-    elif not resumed:
-        job = _choose_size(job, task, measure)
+    if not resumed:
+        job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:
         what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
         size = "x".join(map(str, job.config.model.image_hw))
@@ -205,7 +197,7 @@ def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: C
     plan = dataclasses.replace(plan, images=Images(len(job.splits.train), len(job.splits.test)))
     note = " (what is finished is not repeated)" if resumed else ""
     job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
-    if clock is None and not resumed and SHORT < plan.seconds < math.inf:
+    if clock is None and not resumed and SUGGEST_FROM < plan.seconds < math.inf:
         job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
     if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
         job.log("this takes longer than --budget; Ctrl-C stops it")

@@ -7,7 +7,7 @@ from typing import Any
 from vitlab.config import FinetuneConfig
 from vitlab.display import preformatted
 from vitlab.errors import quoted
-from vitlab.evaluation.summary import format_evaluation, headline
+from vitlab.evaluation.result import format_evaluation, headline
 from vitlab.finetuning.scores import format_score
 from vitlab.train.run_files import PAGE
 from vitlab.train.workdir import read_log

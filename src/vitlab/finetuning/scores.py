@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitlab.config import FinetuneConfig
-from vitlab.evaluation.summary import headline
+from vitlab.evaluation.result import headline
 from vitlab.train.stopping import NonFiniteError
 
 ALPHA_WITHOUT_SWEEP = 0.25
@@ -44,12 +44,6 @@ def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Modul
     for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
         parameter.lerp_(start.to(parameter), 1 - alpha)
     return model
-
-
-def rejection_threshold(record: Mapping[str, Any]) -> dict[str, float]:
-    """`reject_below` for the metadata of a model, if held-out images gave one."""
-    threshold = record.get("reject_below")
-    return {} if threshold is None else {"reject_below": threshold}
 
 
 def summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:

@@ -167,12 +167,11 @@ def prediction_weights(model: nn.Module, images: Float[Tensor, "B 3 H W"]) -> Fl
             with torch.autocast(tokens.device.type, enabled=False):
                 return _maps(vit.map.attention, heads).mean(dim=1)[:, 0]
     weights = torch.zeros(config.num_prefix_tokens + rows * columns, device=images.device)
+    share = 0.5 if config.variant.distilled or config.pool == "token+gap" else 1.0
     if config.has_class_token:
-        weights[: 2 if config.variant.distilled else 1] = (
-            0.5 if config.variant.distilled or config.pool == "token+gap" else 1.0
-        )
+        weights[: 2 if config.variant.distilled else 1] = share
     if config.pool in ("gap", "token+gap"):
-        weights[config.num_prefix_tokens :] = (0.5 if config.pool == "token+gap" else 1.0) / (rows * columns)
+        weights[config.num_prefix_tokens :] = share / (rows * columns)
     return weights.expand(len(images), -1)
 
 

@@ -26,10 +26,8 @@ def positions_of(model: nn.Module) -> Float[np.ndarray, "J h w h2 w2"] | None:
     config = vit.config
     tables = [vit.position.added_rows(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
     grid, prefix = config.grid, config.num_prefix_tokens
-    similarities = [
-        position_similarity(table[None].cpu(), grid, prefix).numpy() for table in tables if table is not None
-    ]
-    return np.stack(similarities) if similarities else None
+    maps = [position_similarity(table[None].cpu(), grid, prefix).numpy() for table in tables if table is not None]
+    return np.stack(maps) if maps else None
 
 
 def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "h w h w"]:

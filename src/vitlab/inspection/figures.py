@@ -1,7 +1,6 @@
 """Figures of one model (Fig. 6, 7, 10, 11, 14), and images under attention maps, as arrays and files.
 
-100 units of a figure's size are 100 CSS pixels, at twice the density. Only `matplotlib.figure.Figure` is used, without
-pyplot and its global state, so threads are safe.
+Sizes are in CSS pixels, drawn at twice the density. pyplot, which has global state, is not used: threads are safe.
 """
 
 import io
@@ -207,7 +206,7 @@ def heads(capture: Capture, name: str) -> Drawing:
 
     The arrays cover all images.
     """
-    maps = np.round(31 * levels(capture.heads[0])) / 31  # few colors make a small file
+    maps = np.round(31 * scale_maps(capture.heads[0])) / 31  # few colors make a small file
     count, columns = maps.shape[:2]
     width = max(min(620 // columns, 48), 24) * columns
     numbers = [str(i + 1) for i in range(columns)]
@@ -281,12 +280,11 @@ def colormap(count: int) -> UInt8[np.ndarray, "count 3"]:
     return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
 
 
-def levels(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
+def scale_maps(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
     """Attention maps scaled to [0, 1], each by itself: its minimum is 0, its 95th percentile and above 1.
 
-    Some models attend to a few background patches up to a hundred times more than to the rest; scaled to their maximum,
-    a map would show nothing else. But 1 is at least a sixteenth of the maximum, so that a map with all its weight on
-    one patch does not show rounding errors.
+    Scaled by the maximum, a map with a few outstanding background patches would show nothing else. But 1 is at least a
+    sixteenth of the maximum, so that a map with all its weight on one patch does not show rounding errors.
     """
     low, high = (edge(maps, axis=(-2, -1), keepdims=True) for edge in (np.min, np.max))
     top = np.maximum(np.quantile(maps, 0.95, axis=(-2, -1), keepdims=True) - low, (high - low) / 16)
@@ -299,7 +297,7 @@ def to_uint8(colors: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w 3"]:
 
 def masked(image: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
     """The image multiplied by its attention: black at the minimum, unchanged at the maximum (Fig. 6)."""
-    mask = Image.fromarray(levels(attention).astype(np.float32))
+    mask = Image.fromarray(scale_maps(attention).astype(np.float32))
     mask = np.asarray(mask.resize((image.shape[1], image.shape[0]), Image.Resampling.BICUBIC)).clip(0, 1)
     return (image * mask[..., None]).round().astype(np.uint8)
 

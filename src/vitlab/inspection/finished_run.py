@@ -1,4 +1,4 @@
-"""Reading finished runs: settings, metadata, predictions for the test images, and these images."""
+"""Reading finished runs for their pages: settings, metadata, predictions for the test images, and these images."""
 
 import contextlib
 import json
@@ -17,25 +17,26 @@ from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
-from vitlab.evaluation.accuracy import Evaluation
 from vitlab.evaluation.predictions import read_predictions
+from vitlab.evaluation.result import Evaluation
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.run import PREDICTIONS
 from vitlab.weights import load_metadata
 
 logger = logging.getLogger(__name__)
-READ = ("config.json", "metrics.jsonl", PREDICTIONS, "model/config.json")
-"""Files of a run that are read."""
+FILES = ("config.json", "metrics.jsonl", PREDICTIONS, "model/config.json")
+"""Files of a run that are read, and compared with their checksums."""
 
 
 def run_folders(path: str | Path) -> list[Path]:
-    """The finished runs in `path`: the folder itself, its run-0, run-1, ...; only where there is none of these, its
-    least-squares head `linear`; empty for anything else."""
+    """The finished runs in `path`: itself, run-0, run-1, ...; without these its least-squares head `linear`, if any."""
     path = Path(path)
     runs = sorted(path.glob("run-*"), key=lambda run: (len(run.name), run.name)) if path.is_dir() else []
-    required = (PREDICTIONS, "result.json")
-    finished = [run for run in (path, *runs, path / "linear") if all((run / name).is_file() for name in required)]
-    return [folder for folder in finished if folder.name != "linear"] or finished
+    return list(filter(_is_finished, (path, *runs))) or list(filter(_is_finished, [path / "linear"]))
+
+
+def _is_finished(run: Path) -> bool:
+    return (run / PREDICTIONS).is_file() and (run / "result.json").is_file()
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Run:
     """Metadata of its model."""
     test: Evaluation
     names: Sequence[str]
-    """`image_id` of each test image."""
+    """The `image_id` of each test image."""
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
         """Raises UserError for corrupt predictions; warns of files that do not match their checksums."""
-        for name, reason in find_corrupt_files(folder, READ).items():
+        for name, reason in find_corrupt_files(folder, FILES).items():
             logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, reason)
         settings = json.loads((folder / "config.json").read_bytes())
         metadata = load_metadata(folder)
@@ -67,22 +68,22 @@ class Run:
         Raises UserError where the data set is missing.
         """
         metadata = self.metadata
-        data = load_dataset(
+        test_set = load_dataset(
             metadata["dataset"],
             "test",
             root=metadata["root"],
-            classes=metadata["classes"] if metadata["class_indices"] else None,  # their numbers may have changed
+            classes=metadata["classes"] if metadata["class_indices"] else None,  # by name: indices may have changed
             on_error="skip",
             partial=self.settings["data"].get("partial", False),
             levels=Preprocessing.read(metadata, str(self.folder)).range,
             read=ReadConfig.from_metadata(metadata),
             multi_label=bool(metadata.get("multi_label")),
         )
-        indices = {image_id(data, i): i for i in range(len(data))}
+        indices = {image_id(test_set, i): i for i in range(len(test_set))}
         images = {}
         for row in map(int, rows):
             with contextlib.suppress(KeyError, ImageError):
-                images[row] = data.image(indices[self.names[row]])
+                images[row] = test_set.image(indices[self.names[row]])
         return images
 
     def preprocessed(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "h w 3"]]:
@@ -100,11 +101,11 @@ class Run:
             return f"Least-squares head for {dataset}"
         return f"{'Trained from scratch' if self.settings['command'] == 'pretrain' else 'Fine-tuned'} on {dataset}"
 
-    def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
-        """Rows of the first test image of each of the first `most` classes."""
+    def one_per_class(self, limit: int) -> Int[np.ndarray, " n"]:
+        """Rows of the first test image of each of the first `limit` classes."""
         labeled = np.flatnonzero(self.test.all_labels.counts)
-        _, firsts = np.unique(self.test.labels[labeled], return_index=True)
-        return labeled[firsts[:most]]
+        _, first = np.unique(self.test.labels[labeled], return_index=True)
+        return labeled[first[:limit]]
 
     def label(self, row: int) -> str:
         """The label, or the labels, of a test image as text."""

@@ -11,7 +11,6 @@ import jinja2
 from markupsafe import Markup
 
 from vitlab.errors import printable
-from vitlab.io import write_bytes
 
 FOLDER = Path(__file__).parent
 
@@ -40,12 +39,8 @@ ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {
-    "data_uri": data_uri,
-    "percent": "{:.1%}".format,
-    "thousands": "{:,}".format,
-    "script_hash": script_hash,
-}
+ENVIRONMENT.filters |= {"data_uri": data_uri, "script_hash": script_hash}
+ENVIRONMENT.filters |= {"percent": "{:.1%}".format, "thousands": "{:,}".format}
 
 
 def render(template: str, **context: Any) -> Markup:
@@ -56,8 +51,7 @@ def render(template: str, **context: Any) -> Markup:
 def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: bool = False, **context: Any) -> str:
     """The page around the template `body`, which is rendered with `context`. The contents list every h2 with an id.
 
-    Its policy allows only these `scripts` (of static/), known by their hash. With `app` they may send requests to the
-    server of the page; otherwise the page loads nothing.
+    Its policy allows only these `scripts` of static/, by hash; with `app` they may send requests to the page's server.
     """
     text = render(body, **context)
     styles = ["page.css", *(["viewer.css"] if scripts else []), *(["app.css"] if app else [])]
@@ -72,8 +66,3 @@ def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: 
         app=app,
     )
     return page.encode(errors="replace").decode()  # file names may hold bytes that are not text
-
-
-def write_page(path: str | Path, text: str) -> None:
-    """Writes the page atomically."""
-    write_bytes(Path(path), text.encode())

@@ -26,8 +26,7 @@ CHARACTER = 6.5
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Loss, accuracy (of several labels mean average precision) and learning rate over `step`, from records (of
-    metrics.jsonl): keys that end in these words."""
+    """Loss, accuracy (or mean average precision) and learning rate over `step`: record keys that end in these words."""
     names = dict.fromkeys(key for record in records for key in record)
     panels, multi_label = [], any(name.endswith("mean_average_precision") for name in names)
     metric = "mean_average_precision" if multi_label else "accuracy"
@@ -68,7 +67,9 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
     handles = {}
     joined = not panel.ticks and not panel.front
     for order, series in enumerate(panel.series):
-        color, marker = _style(names.index(series.name))
+        number = names.index(series.name)
+        color = SERIES[number % len(SERIES)]
+        marker = MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]  # with the color it repeats after 64
         x, y, spread = np.array(_points(panel, series, order)).reshape(-1, 3).T
         if series.spread:
             axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
@@ -88,11 +89,6 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
     axes.grid(axis="y", color=LINE, lw=0.7)
     axes.set_axisbelow(True)
     return handles
-
-
-def _style(number: int) -> tuple[str, str]:
-    """Color and marker of a series; the combination repeats after 64."""
-    return SERIES[number % len(SERIES)], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
 
 
 def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float, float]]:

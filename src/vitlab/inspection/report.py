@@ -1,7 +1,5 @@
-"""Content of the HTML report: training runs, a checkpoint, the viewer of attention maps. `page` renders it."""
+"""Content of the HTML pages of training runs and of a checkpoint, for the templates; `page` renders it."""
 
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
-from PIL import Image
+from jaxtyping import Int, UInt8
 
 from vitlab.errors import UserError
 from vitlab.inspection import figures, plots
@@ -20,18 +17,15 @@ from vitlab.inspection.capture import Capture
 from vitlab.inspection.embeddings import filters_of, positions_of
 from vitlab.inspection.figures import Drawing, PageImage
 from vitlab.inspection.page import page
+from vitlab.inspection.viewer import view
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
 
-SIDE = 288
-"""Longer side of the viewer's canvas, in pixels."""
-LEVELS = 32
-"""Colors of a map in the viewer."""
 MAX_CONFUSIONS, MAX_CLASSES = 8, 50
-"""Most rows in the tables of confusions and of classes."""
+"""Maximum number of rows in the tables of confusions and of classes."""
 MAX_DRAWN_CLASSES = 1000
-"""Most classes of a drawn confusion matrix, whose memory grows with their square."""
+"""Maximum number of classes in a drawn confusion matrix, whose memory grows with their square."""
 
 
 def numbers_of(config: ModelConfig) -> dict[str, str]:
@@ -49,7 +43,7 @@ def numbers_of(config: ModelConfig) -> dict[str, str]:
 
 
 def details_of(config: ModelConfig) -> dict[str, str]:
-    """Further settings of a model as text, among them all in which it is not the paper's."""
+    """Further settings of a model as text, with all that differ from the paper's models."""
     names = ("num_classes", "pool", "position", "position_at", "width", "mlp_dim")
     settings = {name: getattr(config, name) for name in names if hasattr(config, name)}
     settings |= config.variant.differences if isinstance(config, ViTConfig) else {}
@@ -76,8 +70,7 @@ class RunSection:
     confusion: Int[np.ndarray, "K K"] | None = None
     """Counts over the test images; rows are labels, columns predictions."""
     per_class: Sequence[Mapping[str, Any]] = ()
-    """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`; or as in
-    `label_rows`."""
+    """For each class: class, images, recall or accuracy, precision (`Evaluation.per_class`); or as in `label_rows`."""
     thresholds: str | None = None
     """With several labels: where the thresholds of `per_class` come from."""
     calibration: Sequence[np.ndarray] | None = None
@@ -111,21 +104,21 @@ class RunSection:
 
     @cached_property
     def confusion_matrix(self) -> dict[str, Any] | None:
-        """The drawing of `confusion`, None beyond MAX_DRAWN_CLASSES, its sums, and the MAX_CONFUSIONS most frequent
-        confusions."""
+        """The drawing of `confusion` (None beyond MAX_DRAWN_CLASSES), its sums, and the most frequent confusions."""
         counts, names = self.confusion, self.classes
         if counts is None:
             return None
         if len(counts) != len(names):
             raise UserError(f"{self.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
         correct, total = int(np.trace(counts)), int(counts.sum())
-        cells = np.argwhere(counts)
-        cells = cells[cells[:, 0] != cells[:, 1]]
-        order = np.argsort(-counts[tuple(cells.T)], kind="stable")[:MAX_CONFUSIONS]
-        rows = [
-            (names[label], names[prediction], str(n := counts[label, prediction]), f"{n / counts[label].sum():.1%}")
-            for label, prediction in cells[order].tolist()
-        ]
+        mistakes = counts.copy()
+        np.fill_diagonal(mistakes, 0)
+        cells = np.argwhere(mistakes)
+        order = np.argsort(-mistakes[tuple(cells.T)], kind="stable")[:MAX_CONFUSIONS]
+        rows = []
+        for label, prediction in cells[order].tolist():
+            count = counts[label, prediction]
+            rows.append((names[label], names[prediction], str(count), f"{count / counts[label].sum():.1%}"))
         alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
         image = Drawing(plots.confusion(counts, names), alt).image if len(counts) <= MAX_DRAWN_CLASSES else None
         return {"correct": correct, "total": total, "rows": rows, "image": image}
@@ -136,9 +129,10 @@ class RunSection:
         present = [row for row in self.per_class if row["images"] or row["precision"] is not None]
         if not present:
             return None
-        metrics = ("recall" if "recall" in present[0] else "accuracy", "precision")
         if "f1" in present[0]:
             metrics = ("average_precision", "precision", "recall", "f1", "threshold")
+        else:
+            metrics = ("recall" if "recall" in present[0] else "accuracy", "precision")
         present.sort(key=lambda row: math.inf if row[metrics[0]] is None else row[metrics[0]])
         rows = []
         for row in present[:MAX_CLASSES]:
@@ -160,11 +154,6 @@ class DataSection:
     """Test images next to their near-duplicates in the training set."""
     unreadable: Sequence[tuple[str, str]] | None = None
     """Path and reason of each unreadable file; None where files were not checked."""
-
-
-def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
-    """The page of one or more training runs, for `write_page`."""
-    return page("runs.html.j2", title, lead, runs=runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,16 +185,12 @@ def make_figures(inspection: Inspection) -> list[Drawing]:
     config, capture = inspection.config, inspection.capture
     if capture is None or not isinstance(config, ViTConfig):
         return [*inspection.embeddings]
-    distances = figures.distances(capture.distances, capture.layers, uniform_distances(config), name_of(config))
+    h, w = config.grid
+    grids = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]  # over which attention can be uniform
+    uniform = sorted({round(float(patch_distances(grid, config.stride).mean()), 6) for grid in grids})
+    distances = figures.distances(capture.distances, capture.layers, uniform, name_of(config))
     heads = figures.heads(capture, inspection.names[0])
     return [*inspection.embeddings, distances, heads, *figures.pairs(capture, inspection.images)]
-
-
-def uniform_distances(config: ViTConfig) -> list[float]:
-    """Mean distances in pixels of uniform attention: along rows and along columns for an axial encoder."""
-    h, w = config.grid
-    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
-    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
 def checkpoint_page(
@@ -214,7 +199,7 @@ def checkpoint_page(
     runs: Sequence[RunSection] = (),
     data: DataSection | None = None,
 ) -> str:
-    """The page of a checkpoint, for `write_page`.
+    """The page of a checkpoint.
 
     drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs.
     """
@@ -250,64 +235,3 @@ def checkpoint_page(
         runs=runs,
         data=data,
     )
-
-
-def view(
-    capture: Capture,
-    index: int,
-    name: str,
-    image: UInt8[np.ndarray, "H W 3"],
-    predictions: Sequence[tuple[str, float]],
-    caption: str = "Input",
-    labels: Sequence[str] | None = None,
-) -> dict[str, Any]:
-    """The values of templates/viewer.html.j2 for one image of a capture.
-
-    The maps are tiles of one PNG, the sprite, which static/viewer.js draws over the image. It has both rollouts in its
-    first row, then a row for each layer with the mean over its heads, then each head. image: as the model sees it.
-    labels: those that are set, by a model of several per image.
-    """
-    heads = capture.heads[index]
-    layer_count, head_count, h, w = heads.shape
-    maps = np.zeros((layer_count + 1, head_count + 1, h, w), np.float32)
-    maps[0, 0], maps[0, 1] = capture.rollout[index], capture.rollout_plain[index]
-    maps[1:, 0], maps[1:, 1:] = heads.mean(axis=1), heads
-    height, width = figures.fit(image, SIDE, enlarge=True).shape[:2]
-    return {
-        "name": name,
-        "caption": caption,
-        "pixels": image.shape[:2],
-        "predictions": predictions,
-        "labels": labels,
-        "sprite": _sprite(maps),
-        "grid": (h, w),
-        "layers": json.dumps(capture.layers),
-        "layer_count": layer_count,
-        "head_count": head_count,
-        "peaks": json.dumps(_peaks(maps, capture.image_distances[index]), separators=(",", ":")),
-        "input": figures.encode(figures.fit(image, SIDE)),
-        "crisp": max(image.shape[:2]) <= figures.TINY,
-        "tokens": figures.encode(figures.to_uint8(capture.components[index])),
-        "height": height,
-        "width": width,
-    }
-
-
-def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
-    """For each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
-    pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
-    flat = maps.reshape(pixels.size, -1)
-    rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])
-    peaks = zip(rows + 1, columns + 1, 100 * flat.max(axis=1), pixels.ravel(), strict=True)
-    return [[int(row), int(column), round(float(p), 1), round(float(d), 1)] for row, column, p, d in peaks]
-
-
-def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
-    """The `levels` of all maps, side by side, as a PNG of LEVELS colors."""
-    steps = np.round((LEVELS - 1) * figures.levels(maps)).astype(np.uint8)
-    rows, columns, height, width = steps.shape
-    image = Image.fromarray(steps.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
-    image.putpalette(figures.colormap(LEVELS).tobytes())
-    out = io.BytesIO()
-    image.save(out, format="PNG", optimize=True)
-    return out.getvalue()

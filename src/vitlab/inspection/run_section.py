@@ -1,4 +1,4 @@
-"""A finished run as two sections of a page: its training and test, and its images."""
+"""A finished run as two sections of a page: its training and test (`run_section`), and its images (`data_section`)."""
 
 import itertools
 import json
@@ -17,9 +17,9 @@ from vitlab.config.data import RENAMED
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.transforms import to_range
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.result import Evaluation
 from vitlab.inspection.capture import capture
-from vitlab.inspection.duplicates import find_pairs, numbers_of, one_of_each, page_images
+from vitlab.inspection.duplicates import find_pairs, format_counts, one_per_test_image, page_images
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
 from vitlab.inspection.finished_run import Run
 from vitlab.inspection.report import DataSection, RunSection
@@ -33,20 +33,20 @@ from vitlab.train.workdir import read_log
 from vitlab.weights import load_model
 
 Report = Literal["whole", "short", "none"]
-"""A report; one without near-duplicates and files of the figures; none."""
-MISTAKES = 24
+"""What is written after a run: `short` has no near-duplicates and no files of the figures."""
+MAX_SHOWN = 24
 """Maximum number of wrong predictions, and of near-duplicates, on a page."""
 MAX_COMPARED = 20_000
-"""Most training and test images that a page searches for near-duplicates."""
+"""Maximum number of training and test images that are searched for near-duplicates."""
 MAX_CANDIDATES = 300_000
-"""Most pairs of similar hashes for a page with near-duplicates."""
+"""Maximum number of pairs of similar hashes in this search."""
 METRICS = {
     "f1": "Mean F1 of the labels",
     "exact_match": "Images with exactly their labels",
     "balanced_accuracy": "Balanced accuracy",
     "expected_calibration_error": "Expected calibration error",
 }
-"""Metrics of a record that a page names after the main one, and their titles."""
+"""A metric of the test's record -> its title; these follow the main one."""
 
 
 def run_section(
@@ -89,16 +89,16 @@ def run_section(
 
 
 def describe_choices(folder: Path) -> list[str]:
-    """Sentences on the settings that neither recipe nor user decided, and on what a time budget left out in the end.
+    """Sentences: which settings neither the recipe nor the user chose, and what a time budget left out.
 
-    A part of a fine-tuning job has them in the folder above.
+    The files of a fine-tuning job say so for all of its runs.
     """
     is_part = folder.name == "linear" or folder.name.startswith("run-")
     job = folder.parent if is_part and (folder.parent / "config.json").is_file() else folder
-    reasons = [reason for reason in read_json(job / "config.json").get("reasons", ()) if reason[2] != RECIPE]
-    by_reason = itertools.groupby(reasons, lambda reason: reason[2])
-    chosen = [f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in rows)}" for why, rows in by_reason]
-    sentences = [f"Settings chosen {'; '.join(chosen)}."] if chosen else []
+    chosen = [(why, f"{name} {value}") for name, value, why in read_json(job / "config.json").get("reasons", ())]
+    by_reason = itertools.groupby([row for row in chosen if row[0] != RECIPE], key=lambda row: row[0])
+    parts = [f"by {why}: {', '.join(setting for _, setting in rows)}" for why, rows in by_reason]
+    sentences = [f"Settings chosen {'; '.join(parts)}."] if parts else []
     decisions = read_json(job / PLAN)["decisions"] if (job / PLAN).is_file() else {}
     if left_out := [part for part, fits in decisions.items() if not fits]:
         sentences.append(f"Left out, since the machine was slower than planned: {', '.join(left_out)}.")
@@ -118,9 +118,11 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[PageImage] | None, bool]:
-    """The test images that were predicted wrongly, the worst first (None where all of them are missing), and whether
-    each is next to its attention. Raises UserError where the data set is missing."""
-    rows = _wrong_rows(run.test)[:MISTAKES]
+    """The test images that were predicted wrongly, the worst first, and whether each is next to its attention.
+
+    The first is None where all images are missing. Raises UserError where the data set is missing.
+    """
+    rows = _wrong_rows(run.test)[:MAX_SHOWN]
     images = run.preprocessed(rows)
     if not images:
         return None if len(rows) else [], False
@@ -136,8 +138,8 @@ def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[Page
 
 
 def _wrong_rows(test: Evaluation) -> Int[np.ndarray, " n"]:
-    """Rows of the wrong predictions, the most confident first. With several labels: of the images with a wrong label,
-    most wrong labels first, then highest loss."""
+    """Rows of the wrong predictions, the most confident first; with several labels, of the images with a wrong label:
+    those with the most wrong labels first, then those with the highest loss."""
     if test.predicted_sets is None:
         wrong = np.flatnonzero(~test.correct)
         return wrong[np.argsort(-test.confidences[wrong], kind="stable")]
@@ -155,11 +157,12 @@ def _describe_prediction(run: Run, row: int) -> tuple[str, str]:
     else:
         labels = set(test.all_labels.of_image(row).tolist())
         predicted = set(test.predicted_sets.of_image(row).tolist())
-        names = {
-            title: ", ".join(test.classes[c] for c in sorted(classes))
+        lines = [
+            f"{title}: {', '.join(test.classes[c] for c in sorted(classes))}"
             for title, classes in {"missing": labels - predicted, "too many": predicted - labels}.items()
-        }
-        caption = "\n".join(f"{title}: {text}" for title, text in names.items() if text) + f"\nlabels: {label}"
+            if classes
+        ]
+        caption = "\n".join([*lines, f"labels: {label}"])
         prediction = ", ".join(test.classes[c] for c in sorted(predicted)) or "none of the classes"
     return f"An image of {label} predicted as {prediction}.", caption
 
@@ -177,48 +180,47 @@ def _pair_with_attention(
     except UserError:
         return None
     large = [fit(image, 2 * PAIR, enlarge=True) for image in images]
-    return [
-        side_by_side(image, masked(image, attention), gap=8) for image, attention in zip(large, rollout, strict=True)
-    ]
+    return [side_by_side(image, masked(image, weights), gap=8) for image, weights in zip(large, rollout, strict=True)]
 
 
 def data_section(run: Run, search: bool = True) -> DataSection:
-    """Near-duplicates between the training and the test images, if they are searched, and the unreadable files of
-    result.json."""
-    unreadable = json.loads((run.folder / "result.json").read_bytes()).get("unreadable")
-    if not search:
-        section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
-    else:
+    """The near-duplicates between training and test images, with `search`, and the unreadable files of result.json."""
+    if search:
         try:
             section = _near_duplicates(run)
         except (ValueError, OSError, KeyError) as error:
             section = DataSection(f"They were not searched: {error}")
-    files = None if unreadable is None else [(file["path"], file["reason"]) for file in unreadable]
-    return replace(section, unreadable=files)
+    else:
+        section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
+    unreadable = json.loads((run.folder / "result.json").read_bytes()).get("unreadable")
+    if unreadable is None:
+        return section
+    return replace(section, unreadable=[(file["path"], file["reason"]) for file in unreadable])
 
 
 def _near_duplicates(run: Run) -> DataSection:
     """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-    data = from_dict(DataConfig, {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()})
-    data = replace(data, eval_split="test", on_error="skip")
+    settings = {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()}
+    data = replace(from_dict(DataConfig, settings), eval_split="test", on_error="skip")
     splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
     train_set, test_set = splits.train, splits.test
-    name = shlex.quote(data.name)
-    roots = "" if data.root is None else " --train-root {0} --test-root {0}".format(shlex.quote(data.root))
-    command = f"`vitlab duplicates {name} {name} --train-split {data.train_split}{roots}` searches them."
-    is_remote = "://" in data.name or "shards:hub:" in data.name
-    if (count := len(train_set) + len(test_set)) > MAX_COMPARED or is_remote:
-        raise UserError(f"there are {count:,} training and test images to read. {command}")
+    command = ["vitlab", "duplicates", data.name, data.name, "--train-split", data.train_split]
+    if data.root is not None:
+        command += ["--train-root", data.root, "--test-root", data.root]
+    advice = f"`{shlex.join(command)}` searches them."
+    count = len(train_set) + len(test_set)
+    if count > MAX_COMPARED or test_set.is_remote:
+        raise UserError(f"there are {count:,} training and test images to read. {advice}")
     if test_set.pixels is not None and max(test_set.pixels.shape[1:3]) < SIDE:
         raise UserError(f"images of fewer than {SIDE} pixels look too much alike.")
     try:
-        result, rows = find_pairs(train_set, test_set, THRESHOLD, MAX_CANDIDATES)
+        result, found = find_pairs(train_set, test_set, THRESHOLD, MAX_CANDIDATES)
     except UserError as error:
-        raise UserError(f"{error} {command}") from error
+        raise UserError(f"{error} {advice}") from error
     explanation = (
         "Test images that are also training images, except for size, compression, brightness, a narrow crop or "
         "mirroring. The model has seen them, so the accuracy on them says nothing about new images. Left: the test "
         "image, right: the training image."
     )
-    pairs = page_images(one_of_each(rows)[:MISTAKES], train_set, test_set)
-    return DataSection(explanation, numbers_of(result), pairs)
+    pairs = page_images(one_per_test_image(found)[:MAX_SHOWN], train_set, test_set)
+    return DataSection(explanation, format_counts(result), pairs)

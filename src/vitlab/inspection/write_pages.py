@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.multi_label import labels_set
+from vitlab.evaluation.multi_label import predicted_label_names
 from vitlab.evaluation.predict import top_classes
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.finished_run import Run, run_folders
-from vitlab.inspection.page import write_page
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.inspection.run_section import Report, data_section, run_section
 from vitlab.io import resolved, write_bytes
@@ -38,12 +37,12 @@ from vitlab.weights.model_card import model_card
 
 DISTANCE_IMAGES = 128
 """Test images of a run over which attention distances are averaged, as in App. D.7."""
-ERRORS = (
+NOTED_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
-"""Exceptions that only become a note of `report`."""
-Source = tuple[str, ImageSource | UserError]
+"""Exceptions that `report` notes and does not raise."""
+NamedImage = tuple[str, ImageSource | UserError]
 """Name and source of an image, from `find_images`."""
 
 
@@ -66,8 +65,8 @@ def inspect_checkpoint(
     sources: files and folders (searched recursively). All images count for the attention distances, the first `shown`
     are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
-    embeddings. The page of a run begins with its training, its test and its images; a ResNet's page has only this.
-    `log` receives how images are preprocessed. A `short` page has no near-duplicates, and its figures are in no files.
+    embeddings. The page of a run begins with its training, its test and its images; a ResNet's page has only these.
+    log: receives how images are preprocessed. short: leaves out the near-duplicates and the files of the figures.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
@@ -87,20 +86,23 @@ def inspect_checkpoint(
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
         if images:
             log(f"images: {preprocessing.describe()}")
-            transform = EvalTransform(model.config.image_hw, preprocessing)
-            inspection = _capture(inspection, model.to(torch_device), images, transform, shown, top, batch_size)
+            reader = _Reader(images, EvalTransform(model.config.image_hw, preprocessing), shown)
+            inspection = _capture(inspection, model.to(torch_device), reader, batch_size, top)
     elif sources or not runs:
         raise UserError(
             f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
             "of a ResNet's run without images, to see its training."
         )
     drawings = make_figures(inspection)
-    names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
-    sections = [run_section(run, name, device=torch_device) for run, name in zip(runs, names, strict=True)]
+    sections = []
+    for run in runs:
+        name = f"{run.folder.name}: {run.title}" if len(runs) > 1 else None
+        sections.append(run_section(run, name, device=torch_device))
     if not short:
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None
-    write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, images_section))
+    page = out / "index.html"
+    write_bytes(page, checkpoint_page(inspection, drawings, sections, images_section).encode())
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)
@@ -115,73 +117,16 @@ def _check_out(out: Path) -> None:
         raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
-def default_out(checkpoint: str | Path) -> Path:
-    """The folder `inspect` of a run, or of the current folder for other checkpoints."""
-    return Path(checkpoint if run_folders(checkpoint) else "") / "inspect"
-
-
-def report(
-    run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto", kind: Report = "whole"
-) -> dict[str, Any]:
-    """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
-
-    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
-    edited stays. With the `kind` "none" only the card is written. Returns the result of `inspect_checkpoint` and the
-    path of the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
-    """
-    folder, result = Path(run_folder), {}
-    out = folder / "report" if out is None else out
-    try:
-        if kind != "none":
-            result |= inspect_checkpoint(folder, [], out, device=device, short=kind == "short")
-        result["card"] = str(_write_card(folder).resolve())
-    except ERRORS as error:
-        result["note"] = (
-            f"the run is complete, its report in {folder} is not ({type(error).__name__}: {error}); "
-            f"`{shlex.join(['vitlab', 'inspect', str(folder), '--out', str(out)])}` tries again"
-        )
-    return result
-
-
-def _write_card(folder: Path) -> Path:
-    path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
-    card = load_metadata(folder) | run.test.metadata()
-    text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card).encode()
-    if not path.exists() or _is_corrupt(path.read_bytes(), text):
-        write_bytes(path, text)
-    return path
-
-
-def _is_corrupt(card: bytes, text: bytes) -> bool:
-    """Whether a card is a part of `text`, or no text at all; any other difference is somebody's edit."""
-    try:
-        return "\0" in card.decode() or (text.startswith(card) and card != text)
-    except UnicodeDecodeError:
-        return True
-
-
-def as_text(result: dict[str, Any]) -> str:
-    """A result in a few lines."""
-    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs an image"]
-    if distances := result.get("distances"):
-        means = [f"{np.mean(heads):.1f} pixels in layer {name}" for name, heads in distances.items()]
-        images = "1 image" if result["images"] == 1 else f"{result['images']:,} images"
-        lines.append(f"mean attention distance over {images}: {', '.join(dict.fromkeys((means[0], means[-1])))}")
-    for image in result["unreadable"]:
-        lines.append(f"{quoted(image['path'])}: cannot be read: {image['reason']}")
-    return "\n".join([*lines, result["page"]])
-
-
-def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
-    """Up to DISTANCE_IMAGES test images of the first run by name and class: one of each class first.
+def _test_images(runs: Sequence[Run], shown: int) -> list[NamedImage]:
+    """Up to DISTANCE_IMAGES test images of the first run, named with their class: one of each class first.
 
     Empty without a run, or where its data set is missing, which its section of the page says.
     """
     if not runs:
         return []
-    run, labels = runs[0], runs[0].test.labels
-    first = run.one_of_each(shown)
-    rest = np.setdiff1d(np.arange(len(labels)), first)
+    run = runs[0]
+    first = run.one_per_class(shown)
+    rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
     rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
     try:
         images = run.images(rows)
@@ -190,63 +135,64 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
     return [(f"{run.names[row]}, {run.label(row)}", image) for row, image in images.items()]
 
 
-def _capture(
-    inspection: Inspection,
-    model: ViT,
-    sources: Sequence[Source],
-    transform: EvalTransform,
-    shown: int,
-    top: int,
-    batch_size: int,
-) -> Inspection:
-    """The inspection with the capture of all images, the first `shown` of them, and the unreadable ones.
+class _Reader:
+    """Reads images in batches; records the first `shown`, as the model sees them, and those that cannot be read."""
 
-    Raises UserError where no image can be read.
-    """
-    names: list[str] = []
-    images: list[np.ndarray] = []
-    unreadable: list[tuple[str, str]] = []
+    def __init__(self, sources: Sequence[NamedImage], transform: EvalTransform, shown: int) -> None:
+        self.sources = sources
+        self.transform = transform
+        self.shown = shown
+        self.names: list[str] = []
+        self.images: list[UInt8[np.ndarray, "H W 3"]] = []
+        self.unreadable: list[tuple[str, str]] = []
 
-    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
+    def batches(self, batch_size: int) -> Iterator[Float[Tensor, "B 3 H W"]]:
+        """All images that can be read. Raises UserError where none can."""
         batch: list[Tensor] = []
-        with ProgressDisplay("inspect", len(sources)) as progress:
-            for number, (name, source) in enumerate(sources, start=1):
+        with ProgressDisplay("inspect", len(self.sources)) as progress:
+            for number, (name, source) in enumerate(self.sources, start=1):
                 try:
-                    levels = transform.preprocessing.range
-                    pixels = source if isinstance(source, np.ndarray) else read_image(source, name, levels)
+                    batch.append(self._read(name, source))
                 except ImageError as error:
-                    unreadable.append((name, error.reason))
+                    self.unreadable.append((name, error.reason))
                     continue
-                batch.append(transform.apply([pixels]))
-                if len(names) < shown:
-                    names.append(name)
-                    images.append(to_pixels(batch[-1])[0])
                 if len(batch) == batch_size:
                     yield torch.cat(batch)
                     batch.clear()
                 progress.update(number)
         if batch:
             yield torch.cat(batch)
-        if not names:
-            name, reason = unreadable[0]
-            raise UserError(f"none of the {len(sources)} images can be read; the first, {quoted(name)}: {reason}.")
+        if not self.names:
+            name, reason = self.unreadable[0]
+            raise UserError(f"none of the {len(self.sources)} images can be read; the first, {quoted(name)}: {reason}.")
 
-    captured = capture(model, batches(), keep=shown)
+    def _read(self, name: str, source: ImageSource | UserError) -> Float[Tensor, "1 3 H W"]:
+        levels = self.transform.preprocessing.range
+        pixels = source if isinstance(source, np.ndarray) else read_image(source, name, levels)
+        image = self.transform.apply([pixels])
+        if len(self.names) < self.shown:
+            self.names.append(name)
+            self.images.append(to_pixels(image)[0])
+        return image
+
+
+def _capture(inspection: Inspection, model: ViT, reader: _Reader, batch_size: int, top: int) -> Inspection:
+    """The inspection with the capture of all images, the first of them with predictions, and the unreadable ones."""
+    captured = capture(model, reader.batches(batch_size), keep=reader.shown)
     classes = class_names(inspection.metadata, model.config.num_classes)
-    predictions = top_classes(torch.from_numpy(captured.logits), inspection.metadata, top)
-    labels = labels_set(captured.logits, classes, inspection.metadata)
     return replace(
         inspection,
         capture=captured,
-        names=names,
-        images=images,
-        predictions=predictions,
-        labels=labels,
-        unreadable=unreadable,
+        names=reader.names,
+        images=reader.images,
+        predictions=top_classes(torch.from_numpy(captured.logits), inspection.metadata, top),
+        labels=predicted_label_names(captured.logits, classes, inspection.metadata),
+        unreadable=reader.unreadable,
     )
 
 
 def _result(inspection: Inspection) -> dict[str, Any]:
+    """The content of result.json, but for the names of files."""
     config, captured = inspection.config, inspection.capture
     result: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
@@ -268,3 +214,63 @@ def _result(inspection: Inspection) -> dict[str, Any]:
         for shown, labels in zip(result["shown"], inspection.labels or (), strict=False):
             shown["labels"] = list(labels)
     return result
+
+
+def default_out(checkpoint: str | Path) -> Path:
+    """The folder `inspect` of a run, or of the current folder for other checkpoints."""
+    return Path(checkpoint if run_folders(checkpoint) else "") / "inspect"
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """A result in a few lines."""
+    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs an image"]
+    if distances := result.get("distances"):
+        means = [f"{np.mean(heads):.1f} pixels in layer {name}" for name, heads in distances.items()]
+        images = "1 image" if result["images"] == 1 else f"{result['images']:,} images"
+        lines.append(f"mean attention distance over {images}: {', '.join(dict.fromkeys((means[0], means[-1])))}")
+    for image in result["unreadable"]:
+        lines.append(f"{quoted(image['path'])}: cannot be read: {image['reason']}")
+    return "\n".join([*lines, result["page"]])
+
+
+def report(
+    run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto", kind: Report = "whole"
+) -> dict[str, Any]:
+    """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
+
+    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. A card that was
+    edited stays. With the `kind` "none" only the card is written. Returns the result of `inspect_checkpoint` and the
+    path of the `card`. Raises nothing, because the run has succeeded: an error becomes the `note` of the result.
+    """
+    folder = Path(run_folder)
+    out = folder / "report" if out is None else out
+    result = {}
+    try:
+        if kind != "none":
+            result |= inspect_checkpoint(folder, [], out, device=device, short=kind == "short")
+        result["card"] = str(_write_card(folder).resolve())
+    except NOTED_ERRORS as error:
+        result["note"] = (
+            f"the run is complete, its report in {folder} is not ({type(error).__name__}: {error}); "
+            f"`{shlex.join(['vitlab', 'inspect', str(folder), '--out', str(out)])}` tries again"
+        )
+    return result
+
+
+def _write_card(folder: Path) -> Path:
+    """Writes the model card unless somebody has edited it; returns its path."""
+    path = folder / "model" / README
+    run = Run.read(run_folders(folder)[0])
+    metadata = load_metadata(folder) | run.test.metadata()
+    text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), metadata).encode()
+    if not path.exists() or _is_corrupt(path.read_bytes(), text):
+        write_bytes(path, text)
+    return path
+
+
+def _is_corrupt(card: bytes, text: bytes) -> bool:
+    """Whether a card is only the beginning of `text`, or is no text; any other difference is somebody's edit."""
+    try:
+        return "\0" in card.decode() or (text.startswith(card) and card != text)
+    except UnicodeDecodeError:
+        return True

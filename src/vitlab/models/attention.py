@@ -30,8 +30,6 @@ Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor
 MAX_ATTENTION_ELEMENTS = 2**27
 """Largest attention matrices (B k T S numbers) that a CPU without AMX computes by matrix products in bfloat16. Larger
 ones take too much memory; fused attention needs almost none."""
-
-
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
@@ -90,8 +88,7 @@ def matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
 class MatmulAttention(torch.autograd.Function):
     """softmax(scaled_q k^T + bias) v with an explicit backward; saves the attention matrix.
 
-    The attention matrix is a second output, because a saved tensor can only be differentiated again (for a gradient
-    penalty, say) if it is an input or an output.
+    The attention matrix is an output as well, because other saved tensors cannot be differentiated a second time.
     """
 
     generate_vmap_rule = True
@@ -141,10 +138,9 @@ def relative_logits(
 
 
 class Attention(nn.Module):
-    """MSA, multi-head self-attention (App. A).
+    """MSA, multi-head self-attention (App. A). `norm` acts on the heads' outputs; the paper has none.
 
-    `positions`: the relative position table (App. D.4), or with `rotary` the table of `rotary_table`. `norm` acts on
-    the heads' outputs; the paper has none.
+    `positions`: the relative position table (App. D.4), or with `rotary` the table of `rotary_table`.
     """
 
     def __init__(self, width: int, heads: int, norm: nn.Module | None = None, rotary: bool = False) -> None:
@@ -203,11 +199,8 @@ class Attention(nn.Module):
         return self._merge(attention(*self.project_cross(queries, tokens)))
 
     def project_cross(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:
-        """Queries of `queries`, keys and values of `tokens`.
-
-        The whole `qkv` layer is applied to both, and what is not needed is dropped: hooks, adapters and quantized
-        layers wrap the module, not its weights.
-        """
+        """Queries of `queries`, keys and values of `tokens`. The whole `qkv` layer is applied to both, because hooks,
+        adapters and quantized layers wrap the module, not its weights."""
         q, _, _ = self.project(queries)
         _, k, v = self.project(tokens)
         return q, k, v

@@ -14,7 +14,6 @@ BLOCK = re.compile(r"(?:^|\.)(?:blocks\.\d+|body\.stages\.\d+\.\d+)\.")
 EMBEDDING = re.compile(
     r"(?:^|\.)(?:embedding|cls|distillation|registers|position|stem|pre_norm|body\.root(?:_norm)?)\b"
 )
-
 HEAD = re.compile(r"(?:^|\.)heads?(?:_\w+)?\.")
 
 
@@ -28,10 +27,8 @@ def model_blocks(model: nn.Module) -> list[RepeatedBlock]:
 
 
 def set_grad_checkpointing(model: nn.Module, enable: bool = True) -> None:
-    """Activation checkpointing: each block of `model` computes its activations again in the backward pass.
-
-    Saves most of the memory of activations, costs about a third more time, and changes no gradient.
-    """
+    """Activation checkpointing: each block of `model` computes its activations again in the backward pass, which saves
+    most of their memory, costs about a third more time, and changes no gradient."""
     for block in model_blocks(model):
         forward = block.forward
         if isinstance(forward, functools.partial) and forward.func is checkpoint:

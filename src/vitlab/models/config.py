@@ -243,10 +243,7 @@ class ResNetConfig:
         """Multiply-accumulates of the products in one forward pass of one image."""
         return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
 
-    @property
-    def training_macs(self) -> int:
-        """The same as `forward_macs`."""
-        return self.forward_macs
+    training_macs = forward_macs
 
     @property
     def macs_without_padding(self) -> int:

@@ -37,8 +37,7 @@ def _position_parameters(config: Any) -> int:
 
 
 def count_macs(config: Any, kept_patches: int | None = None) -> int:
-    """Multiply-accumulates of the matrix products in one forward pass of one image. The encoder sees all
-    patches or `kept_patches`."""
+    """Multiply-accumulates of the products in one forward pass of one image, with all patches or `kept_patches`."""
     d = config.width
     n = config.num_patches
     p = config.num_prefix_tokens

@@ -75,8 +75,7 @@ class AxialBlock(nn.Module):
     """Replaces one encoder block: a block along the rows of patches, then one along the columns (App. D.6).
 
     The paper does not describe the class token. Here every row gets a copy of the prefix tokens, which attend and are
-    attended to like its patches; after the rows the copies are averaged, and the same with columns. On a grid of one
-    row the first half is then exactly a block of full attention.
+    attended to like its patches; after the rows the copies are averaged, and the same with columns.
     """
 
     def __init__(self, config: ViTConfig, drop_prob: float = 0.0) -> None:

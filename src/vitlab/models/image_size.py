@@ -10,7 +10,7 @@ MAX_PIXELS = 2**27
 
 
 def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody | None = None) -> None:
-    """Raises ValueError with the nearest good sizes unless `patch_size` divides both sides (of the stem's map)."""
+    """Raises UserError with the nearest good sizes unless `patch_size` divides both sides (of the stem's map)."""
     height, width = sides = stem.grid(image_hw) if stem else image_hw
     if height >= patch_size and width >= patch_size and height % patch_size == 0 and width % patch_size == 0:
         return

@@ -19,10 +19,8 @@ class _Uninitialized(nn.Linear):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """An `nn.Linear` with uninitialized parameters: `init_weights` draws them all.
-
-    `skip_init` would do the same by way of the meta device, whose operations import for seconds.
-    """
+    """An `nn.Linear` with uninitialized parameters: `init_weights` draws them all. `skip_init` would do the same by way
+    of the meta device, whose operations import for seconds."""
     layer: Any = _Uninitialized(inputs, outputs)
     layer.__class__ = nn.Linear  # `quantize_dynamic` replaces by exact type
     return layer
@@ -42,10 +40,8 @@ def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generat
 
 @torch.no_grad()
 def redraw_positions(model: nn.Module, config: ViTConfig, generator: torch.Generator | None = None) -> None:
-    """Draws the position embeddings of the grid anew, in place, as `init_weights` does.
-
-    The class token's row stays: it has no position in the image. Interpolation (Sec. 3.2) preserves it as well.
-    """
+    """Draws the position embeddings of the grid anew, in place, as `init_weights` does. The class token's row stays: it
+    has no position in the image."""
     assert config.position in LEARNED_POSITIONS, f"position={config.position!r} has nothing to draw"
     prefix = config.num_position_prefix if config.position == "1d" else 0  # of the 2-D kind it is apart
     for name, parameter in model.named_parameters():

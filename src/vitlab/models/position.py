@@ -46,8 +46,7 @@ class PositionEmbedding(nn.Module):
         self.kind = kind
         num_prefix = config.num_position_prefix
         self.num_with_position = 0 if kind == "sincos2d" else num_prefix
-        """Prefix tokens that have a row. Those without a row follow, then the patches: of a class token and 4 registers
-        the first has a row."""
+        """The first prefix tokens, which have a row: of a class token and 4 registers the class token."""
         self.num_without_position = config.num_prefix_tokens - self.num_with_position
         copies = config.depth if config.position_at == "every" else 1
         self.table: nn.Parameter | Tensor | None = None
@@ -69,8 +68,7 @@ class PositionEmbedding(nn.Module):
         return tables if grid is None else resampled(tables, self.config, grid)
 
     def added_rows(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
-        """The rows that are added to the tokens in front of block `layer`; None for kinds without. `tables` are those
-        of another grid."""
+        """What is added to the tokens in front of block `layer`; None for kinds without. `tables`: of another grid."""
         if self.kind in ("none", "relative"):
             return None
         tables = self.tables() if tables is None else tables
@@ -90,8 +88,7 @@ class PositionEmbedding(nn.Module):
         return torch.cat([table[: self.num_with_position], zeros, table[self.num_with_position :]])
 
     def in_attention(self, layer: int, tables: Tables | None = None) -> Float[Tensor, "R Dh"] | None:
-        """The `positions` of block `layer`'s attention: the embedding of every offset (`relative`), the rotation of
-        every patch, or None."""
+        """The `positions` of block `layer`'s attention: embeddings of offsets (`relative`), rotations, or None."""
         tables = self.tables() if tables is None else tables
         if self.kind == "relative":
             return tables["table"][layer % tables["table"].shape[0]]
@@ -169,8 +166,7 @@ def interpolate_positions(
 ) -> Float[Tensor, "J T2 D"]:
     """The rows of `table` resampled from one grid of patches to another (Sec. 3.2).
 
-    `corners` is what scipy's `zoom(order=1)` computes in Google's code; the rows of the first `num_prefix_tokens` stay
-    as they are.
+    `corners` is what scipy's `zoom(order=1)` computes in Google's code; the first `num_prefix_tokens` rows stay.
 
     Deviation: for some pairs of sizes (28 -> 48, say) rounding inside scipy makes Google's last row and column
     zero. That is an accident, not a method, and is not repeated here.

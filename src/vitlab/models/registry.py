@@ -66,10 +66,8 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
-    """The configuration called `name` (`ViT-B/16`), with fields, also those of `Variant`, overridden by keyword.
-
-    Raises ValueError for an unknown name or field, naming the nearest valid ones.
-    """
+    """The configuration called `name` (`ViT-B/16`), with fields, also those of `Variant`, overridden by keyword. Raises
+    UserError for an unknown name or field, naming the nearest valid ones."""
     if name not in MODELS:
         raise UserError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")
     known = sorted(vars(MODELS[name]).keys() | all_settings(MODELS[name]).keys())
@@ -99,8 +97,7 @@ def name_of(config: ModelConfig) -> str:
 def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "Model":
     """The model called `name`, freshly initialized as Google's code does; keywords override its configuration.
 
-    `generator` draws the weights; without one torch's default generator does.
-    Raises ValueError for an unknown name or setting.
+    `generator` draws the weights, by default torch's. Raises UserError for an unknown name or setting.
     """
     from vitlab.models.vit import build_model
 

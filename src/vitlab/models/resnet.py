@@ -19,6 +19,7 @@ from vitlab.models.config import ResNetConfig
 from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit, side_padding
+from vitlab.preprocessing import Preprocessing
 
 
 class StdConv(nn.Module):
@@ -100,10 +101,8 @@ def check_images(
 
 @torch.fx.wrap
 def standardize(weight: Float[Tensor, "O I h w"], eps: float, eps_on: str) -> Float[Tensor, "O I h w"]:
-    """Each output channel with mean 0 and variance 1, in float32 at least: in less its deviations would be lost.
-
-    Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few images.
-    """
+    """Each output channel with mean 0 and variance 1, in float32 at least: in less its deviations would be lost. Not by
+    torch.var_mean, which takes 5 to 50 times as long on a CPU."""
     rows = weight.to(torch.promote_types(weight.dtype, torch.float32)).flatten(1)
     if eps_on == "variance":
         return F.layer_norm(rows, rows.shape[1:], eps=eps).view_as(weight)
@@ -142,10 +141,8 @@ def _padding(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: st
 
 
 class AxialMixing(nn.Module):
-    """Replaces a 3x3 convolution: attention along rows, then columns, with relative encodings (App. D.6).
-
-    A stride of 2 is the mean over 2x2 positions afterwards, over fewer at an odd edge.
-    """
+    """Replaces a 3x3 convolution: attention along rows, then columns, with relative encodings (App. D.6). A stride of 2
+    is the mean over 2x2 positions afterwards, over fewer at an odd edge."""
 
     def __init__(self, channels: int, grid: tuple[int, int], stride: int) -> None:
         super().__init__()
@@ -230,6 +227,8 @@ class Body(nn.Module):
 class ResNet(nn.Module):
     """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
 
+    preprocessing = Preprocessing()
+    """How an evaluation image becomes the input; `load_model` sets the checkpoint's."""
     set_grad_checkpointing = blocks.set_grad_checkpointing
     __prepare_scriptable__ = blocks.refuse_script
 

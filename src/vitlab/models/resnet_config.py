@@ -107,9 +107,7 @@ class ResNetBody:
         total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
         for unit in self.units():
             h, w = unit.grid(image_hw)
-            c = unit.channels_in
-            m = unit.inner
-            out = unit.channels_out
+            c, m, out = unit.channels_in, unit.inner, unit.channels_out
             before = h * w
             after = math.prod(_halved(image_hw, unit.input_stride * unit.stride))
             if self.mixing == "conv":

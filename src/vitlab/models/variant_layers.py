@@ -36,10 +36,8 @@ def activate(hidden: Float[Tensor, "B T h"], variant: Variant) -> Float[Tensor, 
 def rotate(
     x: Float[Tensor, "B k T Dh"], rotation: Float[Tensor, "N Dh"], num_prefix_tokens: int = 0
 ) -> Float[Tensor, "B k T Dh"]:
-    """Rotary position embedding (RoPE): rotates the channel pairs (i, i + Dh/2) of patch tokens.
-
-    `rotation` is the table of `rotary_table`: cosines, then sines. Prefix tokens are not rotated.
-    """
+    """Rotary position embedding (RoPE): rotates the channel pairs (i, i + Dh/2) of patch tokens, and no prefix tokens.
+    `rotation` is the table of `rotary_table`: cosines, then sines."""
     cos, sin = rotation.chunk(2, dim=-1)
     first, second = x[:, :, num_prefix_tokens:].chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

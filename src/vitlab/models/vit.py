@@ -28,6 +28,7 @@ from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding, Tables
 from vitlab.models.resnet import Body, ResNet, check_images
 from vitlab.models.variant_layers import layer_norm
+from vitlab.preprocessing import Preprocessing
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
@@ -53,6 +54,8 @@ class PatchEmbedding(nn.Module):
 class ViT(nn.Module):
     """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
 
+    preprocessing = Preprocessing()
+    """How an evaluation image becomes the input; `load_model` sets the checkpoint's."""
     set_grad_checkpointing = blocks.set_grad_checkpointing
     __prepare_scriptable__ = blocks.refuse_script
 
@@ -168,11 +171,8 @@ class ViT(nn.Module):
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False
     ) -> Float[Tensor, "B K"] | Float[Tensor, "B Dr"]:
-        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input.
-
-        With a distillation token, the head's input is the mean of the two tokens, and the logits are the mean of the
-        two heads.
-        """
+        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input. With a distillation token
+        that is the mean of the two tokens, and the logits are the mean of the two heads."""
         pooled = self._pool(tokens)
         if self.pre_logits is not None:
             pooled = torch.tanh(self.pre_logits(pooled))
@@ -217,8 +217,7 @@ def build_model(config: ModelConfig, *, generator: torch.Generator | None = None
 
 
 def unwrap(model: object) -> Model:
-    """The model itself, out of torch's wrappers and peft's; adapters stay in its layers. Raises UserError for another
-    module."""
+    """The model itself, out of torch's wrappers and peft's; adapters stay. Raises UserError for another module."""
     inner = unwrap_module(model)
     if not isinstance(inner, ViT | ResNet):
         raise UserError(

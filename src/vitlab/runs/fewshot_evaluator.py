@@ -1,7 +1,7 @@
 """Few-shot accuracy while a model trains (Sec. 4.1): least squares on its frozen features, at each evaluation."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -22,16 +22,9 @@ def create_fewshot_evaluator(
 
     The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
     """
-    if settings.dataset is None:
-        name = data.name
-        root = data.root
-        classes = data.classes
-        exclude = data.exclude
-    else:
-        name = settings.dataset
-        root = settings.root
-        classes = None
-        exclude = None
+    own = settings.dataset is None
+    name = data.name if settings.dataset is None else settings.dataset
+    root = data.root if own else settings.root
     if (name, root) == (data.name, data.root):
         joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
         train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
@@ -40,14 +33,18 @@ def create_fewshot_evaluator(
                 f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
-    read = data if name == data.name else ReadConfig()
-    classes = classes if settings.classes is None else settings.classes
-    how: dict[str, Any] = {"root": root, "classes": classes, "on_error": data.on_error, "levels": data.levels}
+    load = functools.partial(
+        load_dataset,
+        name,
+        root=root,
+        classes=settings.classes or (data.classes if own else None),
+        on_error=data.on_error,
+        levels=data.levels,
+        read=data if name == data.name else ReadConfig(),
+    )
     with world.rank_0_first():
-        train, test = (
-            load_dataset(name, split, exclude=excluded, read=read, **how)
-            for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
-        )
+        train = load(settings.train_split, exclude=data.exclude if own else None)
+        test = load(settings.test_split)
     require_disjoint(train, test)
     examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
     options = LoaderOptions(workers=data.workers, on_error=data.on_error)

@@ -1,4 +1,7 @@
-"""A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
+"""A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads.
+
+`TrainingRun` is every run: of `pretrain`, of `vtab`, and in `finetuning/job.py` those of a job.
+"""
 
 import json
 import time
@@ -12,14 +15,14 @@ from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.exclude import identity
+from vitlab.data.exclude import list_fingerprint
 from vitlab.data.identity import identify, names_and_labels
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
-from vitlab.evaluation.summary import format_evaluation
+from vitlab.evaluation.result import format_evaluation
 from vitlab.recipes.resolve import Reason
 from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
@@ -65,90 +68,81 @@ class RunResult:
         return f"{test}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
-def run(
-    config: TrainConfig,
-    workdir: str | Path,
-    splits: Splits,
-    create_model: Callable[[], nn.Module],
-    command: str,
-    context: RunContext,
-    init_id: str | None = None,
-    description: str | None = None,
-    finish: Callable[[Any], Any] = lambda model: model,
-    thresholds: Sequence[float] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    limit: TimeLimit | None = None,
-) -> RunResult:
-    """Trains the model of `create_model()` and tests it; the result of a finished run is read from its folder.
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a run trains and tests: the model of `create_model()` on the images of `splits`."""
 
-    `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
-    evaluated, tested and saved is `finish(model)` of the trained one. thresholds: of each of several labels. settings:
-    more for config.json. limit: when the training must end.
-    """
-    world, few_shot = context.world, None
-    if config.fewshot is not None:
-        few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
-    settings = run_settings(command, init_id, splits, config) | dict(settings or {})
-    with Workdir(workdir, settings, tensorboard=context.tensorboard, world=world) as folder:
-        if folder.finished:
-            return RunResult(config, folder.read_result())
-        began, shown = time.perf_counter(), description or command
-        model, val = train_and_evaluate(config, folder, splits, create_model, context, shown, few_shot, finish, limit)
-        test = val if splits.val is splits.test else None
-        if test is None:
-            test = evaluate_split(config, model, splits.test, world)
-        if thresholds is not None:
-            test = test.with_thresholds(thresholds)
-        folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
-        return RunResult(config, write_run(config, folder, splits, model, test, init_id))
+    config: TrainConfig
+    splits: Splits
+    create_model: Callable[[], nn.Module]
+    command: str
+    context: RunContext
+    init_id: str | None = None
+    """Identifies the initial weights."""
+    description: str | None = None
+    """Shown with the progress; None: `command`."""
+    finish: Callable[[Any], Any] = lambda model: model
+    """Turns the trained model into the one that is evaluated, tested and saved."""
+    thresholds: Sequence[float] | None = None
+    """Of each of several labels."""
+    settings: Mapping[str, Any] | None = None
+    """More for config.json."""
+    limit: TimeLimit | None = None
+    """When the training must end."""
 
+    def run(self, workdir: str | Path) -> RunResult:
+        """Trains and tests the model; the result of a finished run is read from its folder."""
+        config, splits, world = self.config, self.splits, self.context.world
+        few_shot = None
+        if config.fewshot is not None:
+            few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
+        settings = run_settings(self.command, self.init_id, splits, config) | dict(self.settings or {})
+        with Workdir(workdir, settings, tensorboard=self.context.tensorboard, world=world) as folder:
+            if folder.finished:
+                return RunResult(config, folder.read_result())
+            began = time.perf_counter()
+            model, val = self.train_and_evaluate(folder, few_shot)
+            test = val if splits.val is splits.test else None
+            if test is None:
+                test = evaluate_split(config, model, splits.test, world)
+            if self.thresholds is not None:
+                test = test.with_thresholds(self.thresholds)
+            folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
+            return RunResult(config, write_run(config, folder, splits, model, test, self.init_id))
 
-def train_and_evaluate(
-    config: TrainConfig,
-    folder: Workdir,
-    splits: Splits,
-    create_model: Callable[[], nn.Module],
-    context: RunContext,
-    description: str,
-    few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
-    finish: Callable[[Any], Any] = lambda model: model,
-    limit: TimeLimit | None = None,
-) -> tuple[nn.Module, Any]:
-    """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
-    was finished.
+    def train_and_evaluate(
+        self, folder: Workdir, few_shot: Callable[[nn.Module], dict[str, float]] | None = None
+    ) -> tuple[nn.Module, Any]:
+        """The finished model, and its evaluation on the val split; None if training was over before.
 
-    The metrics of every evaluation and of `few_shot(model)` are logged.
-    """
-    evaluations: list[Any] = [None]  # the last one; in the end, of the returned weights
+        The metrics of every evaluation and of `few_shot(model)` are logged.
+        """
+        config, context = self.config, self.context
+        evaluation: Any = None  # the last one; in the end, of the returned weights
 
-    def evaluate_model(model: nn.Module) -> dict[str, float]:
-        model = finish(model)
-        evaluations[0] = evaluate_split(config, model, splits.val, context.world)
-        metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
-        return metrics | few_shot(getattr(model, "vit", model)) if few_shot else metrics  # of a MaskedViT the ViT
+        def evaluate_model(model: nn.Module) -> dict[str, float]:
+            nonlocal evaluation
+            model = self.finish(model)
+            evaluation = evaluate_split(config, model, self.splits.val, context.world)
+            metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluation.metrics().items()}
+            return metrics | (few_shot(getattr(model, "vit", model)) if few_shot else {})  # of a MaskedViT the ViT
 
-    model = train(
-        config,
-        folder,
-        create_model(),
-        splits.train,
-        evaluate_model,
-        device=context.device,
-        description=description,
-        microbatch=context.microbatch,
-        limit=limit,
-    )
-    return finish(model), evaluations[0]
+        model = train(
+            config,
+            folder,
+            self.create_model(),
+            self.splits.train,
+            evaluate_model,
+            device=context.device,
+            description=self.description or self.command,
+            microbatch=context.microbatch,
+            limit=self.limit,
+        )
+        return self.finish(model), evaluation
 
 
 def write_run(
-    config: TrainConfig,
-    folder: Workdir,
-    splits: Splits,
-    model: Any,
-    test: Any,
-    init_id: str | None,
-    **record: Any,
+    config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, init_id: str | None, **record: Any
 ) -> dict[str, Any]:
     """Ends a run whose model is tested: writes its files, and the result with `record`, which is returned."""
     if folder.writes:
@@ -174,7 +168,8 @@ def write_files(
     if config.masking is None:
         write_predictions(folder / PREDICTIONS, test, test_set)
         metadata |= {"classes": list(test_set.classes), **test.metadata()}
-        metadata |= {"multi_label": True} if test_set.multi_label else {}
+        if test_set.multi_label:
+            metadata["multi_label"] = True
         save_model(model, folder / "model", extra=metadata)
     else:
         save_masked(model, folder, extra=metadata)
@@ -209,7 +204,7 @@ def excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
     if data.exclude is None:
         return {}
-    return {"excluded": identity(data.exclude)}
+    return {"excluded": list_fingerprint(data.exclude)}
 
 
 def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:

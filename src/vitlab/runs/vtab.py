@@ -22,7 +22,7 @@ from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig
 from vitlab.recipes.rules import adapt_config
 from vitlab.runs.init_from_checkpoint import fingerprint, init_from_checkpoint
-from vitlab.runs.run import RunContext, run
+from vitlab.runs.run import RunContext, TrainingRun
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -89,7 +89,8 @@ def vtab(
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
                 create_model = functools.partial(init_from_checkpoint, checkpoint, task.model)
-                run(task, folder.path / name, load(name), create_model, "vtab", context, init_id, description=name)
+                run = TrainingRun(task, load(name), create_model, "vtab", context, init_id, description=name)
+                run.run(folder.path / name)
             record = record_of(name)
             if record and world.is_rank_0:
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
@@ -112,7 +113,7 @@ def summarize(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str])
 
     rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
     return {
-        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
+        "tasks": {name: {"task": t.title, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
         "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
         "groups": {group: mean(group) for group in GROUPS},
         "mean": mean("all 19"),

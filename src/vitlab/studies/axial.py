@@ -36,10 +36,8 @@ def variants(scale: Scale) -> list[StudyRun]:
     for plain, axial in FORMS.items():
         config = comparison(scale, MODELS[plain])
         form = {"body": {"mixing": "axial"}} if isinstance(config.model, ResNetConfig) else {"encoder": "axial"}
-        runs += [
-            StudyRun(plain, config, {"model": plain}),
-            StudyRun(axial, changed(config, model=form), {"model": axial}),
-        ]
+        runs.append(StudyRun(plain, config, {"model": plain}))
+        runs.append(StudyRun(axial, changed(config, model=form), {"model": axial}))
     return runs
 
 

@@ -22,29 +22,27 @@ from vitlab.studies.spec import (
     percent,
 )
 
-PARTS = (0.03, 0.1, 0.3, 1.0)
-"""Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
-SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
-"""Part -> steps at `small`, 70 to 105 epochs. As many of all data would take about 17 core-hours."""
-SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
-"""Part -> weight decays at `small`; held-out images choose one for each model: runs of many epochs may need
-more, as in Sec. 4.3."""
-LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
-"""Weight decay of the longest runs at `small`, on the largest part: the best on the held-out images of one seed."""
-SMALL_DATA = ("fashion_mnist", "cifar10")
-SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
-"""Learning rates at `small`, near the best ones of both in short runs."""
 PRETRAINING = "pre-training"
 FINETUNING = "fine-tuning"
 TITLES = {PRETRAINING: "pre-trained", FINETUNING: "fine-tuned"}
 """Fig. 4 and Fig. 3."""
 
-MODELS: dict[str, tuple[str, str, ModelConfig]] = {
+SMALL_MODELS: dict[str, tuple[str, str, ModelConfig]] = {
     "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
     "R8x0.5": ("ResNet", "small", changed(resnet(28, (1, 1)), num_classes=10)),
 }
 """At `small`, 4 million multiply-accumulates an image: name -> family, size, model."""
-PAPER = {
+SMALL_DATA = ("fashion_mnist", "cifar10")
+SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
+"""Learning rates at `small`, near the best ones of both in short runs."""
+SMALL_STEPS = {0.01: 600, 0.03: 2400, 0.1: 8000}
+"""Part (fraction of the images) -> steps at `small`, 70 to 105 epochs. The whole would take about 17 core-hours."""
+SMALL_DECAYS = {0.01: (0.05, 0.5, 2.0), 0.03: (0.05, 0.5)}
+"""Part -> weight decays at `small`, for held-out images to choose: many epochs may need a larger one (Sec. 4.3)."""
+LONGEST_DECAY = {"ViT": 0.05, "ResNet": 0.5}
+"""Weight decay of the longest runs at `small`, on the largest part: the best on the held-out images of one seed."""
+
+PAPER_MODELS = {
     "ViT-b/32": ("ViT", "half", "ViT-B/32", {"width": 384, "heads": 6, "mlp_dim": 1536}),
     "ViT-B/32": ("ViT", "small", "ViT-B/32", {}),
     "ViT-L/32": ("ViT", "medium", "ViT-L/32", {}),
@@ -53,13 +51,15 @@ PAPER = {
     "R152x2": ("ResNet", "large", "R152x2", {}),
 }
 """Fig. 4's models: name -> family, size, row of Table 3, changes to its model."""
+PAPER_PARTS = (0.03, 0.1, 0.3, 1.0)
+"""Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 
 
 def early_stopped(result: Result) -> float:
     """Metric: few-shot accuracy at the evaluation with the best accuracy on held-out images.
 
-    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. Runs without
-    few-shot accuracy, all at `small` and fine-tunings, have their test accuracy after the last step instead.
+    Early stopping is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images. Of
+    runs without few-shot accuracy, which are fine-tunings and all runs at `small`, it is the final test accuracy.
     """
     config = result.run.config
     if config.fewshot is None:
@@ -75,20 +75,22 @@ def variants(scale: Scale) -> list[StudyRun]:
         return [
             _small_run(data, name, part, decay)
             for data in SMALL_DATA
-            for name, (family, _, _) in MODELS.items()
+            for name, (family, _, _) in SMALL_MODELS.items()
             for part in SMALL_STEPS
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    pretrained = [_paper_run(name, part) for name in PAPER for part in PARTS]
-    after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
-    labels = {"run": FINETUNING}
-    tuned = [StudyRun(f"{p.name}.finetuned", after, {**p.labels, **labels}, init_from=p.name) for p in pretrained]
-    return pretrained + tuned
+    pretrained = [_paper_run(name, part) for name in PAPER_MODELS for part in PAPER_PARTS]
+    config = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
+    finetuned = [
+        StudyRun(f"{run.name}.finetuned", config, {**run.labels, "run": FINETUNING}, init_from=run.name)
+        for run in pretrained
+    ]
+    return pretrained + finetuned
 
 
 def _small_run(data: str, name: str, part: float, decay: float) -> StudyRun:
     """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
-    family, size, model = MODELS[name]
+    family, size, model = SMALL_MODELS[name]
     config = pretraining(
         model,
         SMALL_STEPS[part],
@@ -96,9 +98,8 @@ def _small_run(data: str, name: str, part: float, decay: float) -> StudyRun:
         fewshot=None,
         optim={"lr": SMALL_RATES[family], "weight_decay": decay},
     )
-    labels = {"model": name, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
     run_name = f"{data}.{name.replace('/', '-')}.{100 * part:g}.decay-{decay:g}"
-    return StudyRun(run_name, config, labels | {"decay": decay})
+    return StudyRun(run_name, config, _labels(name, family, size, part, data, decay))
 
 
 def _paper_run(name: str, part: float) -> StudyRun:
@@ -107,24 +108,27 @@ def _paper_run(name: str, part: float) -> StudyRun:
     Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs
     are the three functions of `recipes.pretrain`.
     """
-    family, size, row, changes = PAPER[name]
+    family, size, row, changes = PAPER_MODELS[name]
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
-    subset = {"subset_fraction": part}
-    config = changed(jft(row, **changes), epochs=None, steps=steps, eval_every=steps // 20, data=subset)
-    labels = {"model": name, "family": family, "size": size, "part": part, "data": "", "run": PRETRAINING}
+    config = jft(row, **changes)
+    config = changed(config, epochs=None, steps=steps, eval_every=steps // 20, data={"subset_fraction": part})
     run_name = f"{name.replace('/', '-')}.{100 * part:g}"
-    return StudyRun(run_name, config, labels | {"decay": config.optim.weight_decay})
+    return StudyRun(run_name, config, _labels(name, family, size, part, "", config.optim.weight_decay))
+
+
+def _labels(model: str, family: str, size: str, part: float, data: str, decay: float) -> Labels:
+    labels = {"model": model, "family": family, "size": size, "part": part, "data": data}
+    return labels | {"run": PRETRAINING, "decay": decay}
 
 
 def _images(results: Results, data: str | float) -> dict[float, int]:
-    """Part of this data set -> images that the pre-training learns from."""
+    """Part of this data set -> number of images in it."""
     pretrained = results.study.where(run=PRETRAINING, data=data)
     return {float(result.run.labels["part"]): result.examples for result in pretrained}
 
 
 def at_best_decay(results: Results) -> Results:
-    """The runs at the weight decay whose pre-training has the best held-out accuracy for their model on their part of
-    the data, in the mean over all seeds."""
+    """The runs at the weight decay with the best held-out accuracy in pre-training, for each model and part."""
 
     def is_best(result: Result) -> bool:
         labels = {name: result.run.labels[name] for name in ("data", "model", "part")}
@@ -141,16 +145,13 @@ def _columns(results: Results) -> dict[str, Cell]:
 
 
 def gain(ahead: Labels, behind: Labels) -> Callable[[Results], float]:
-    """The accuracy that `ahead` gains more than `behind` with each tenfold of images: the slope of their difference
-    over the logarithm of the images."""
+    """How much more accuracy `ahead` gains than `behind` with tenfold images, as a function of the runs of a seed: the
+    slope of the lead of `ahead` over the logarithm of the images."""
 
     def slope(runs: Results) -> float:
         images = _images(runs, ahead["data"])
-        high, low = (
-            np.array([runs.measure(early_stopped, **labels, part=part).mean() for part in images])
-            for labels in (ahead, behind)
-        )
-        return float(np.polyfit(np.log10(list(images.values())), high - low, 1)[0])
+        leads = [difference(early_stopped, {**ahead, "part": part}, {**behind, "part": part})(runs) for part in images]
+        return float(np.polyfit(np.log10(list(images.values())), leads, 1)[0])
 
     return slope
 
@@ -158,24 +159,25 @@ def gain(ahead: Labels, behind: Labels) -> Callable[[Results], float]:
 def _claims(results: Results) -> list[Claim]:
     """The claims about the models and data sets that this scale has."""
     parts = results.values("part")
-    least = {"part": parts[0]}
-    most = {"part": parts[-1]}
+    least, most = {"part": parts[0]}, {"part": parts[-1]}
     claims = []
     for group in results.where(run=PRETRAINING, family="ResNet").groups("data", "size"):
         data, size = group.labels["data"], group.labels["size"]
-        resnet = {"run": PRETRAINING, "data": data, "size": size, "family": "ResNet"}
-        vit = resnet | {"family": "ViT"}
+        resnets = {"run": PRETRAINING, "data": data, "size": size, "family": "ResNet"}
+        vits = resnets | {"family": "ViT"}
         where = f"of the {size} models" + (f" on {data}" if data else "")
         names = "ViT-L/16 and R152x2" if size == "large" else "ViT-B/32 and R50x1"
         paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        resnet_lead = difference(early_stopped, resnet | least, vit | least)
-        vit_lead = difference(early_stopped, vit | most, resnet | most)
+        resnet_lead = difference(early_stopped, resnets | least, vits | least)
+        vit_lead = difference(early_stopped, vits | most, resnets | most)
         claims += [
             Claim(f"With the least data the ResNet is ahead, {where}.", paper, resnet_lead),
-            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gain(vit, resnet)),
+            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gain(vits, resnets)),
             Claim(f"With the most data the ViT is ahead, {where}.", paper, vit_lead, out_of_reach=FEW_IMAGES),
         ]
-    for run, title in TITLES.items() if "large" in results.values("size") else ():
+    if "large" not in results.values("size"):
+        return claims
+    for run, title in TITLES.items():
         small = {"run": run, "data": "", "family": "ViT", "size": "small"}
         text = f"Tenfold data brings the larger ViT more than the smaller one ({title})."
         paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"

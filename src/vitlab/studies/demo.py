@@ -12,9 +12,10 @@ from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import distances, pairs
 from vitlab.inspection.finished_run import Run
-from vitlab.inspection.page import write_page
-from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
+from vitlab.inspection.page import page
+from vitlab.inspection.report import RunSection, make_embedding_figures
 from vitlab.inspection.run_section import run_section
+from vitlab.io import write_bytes
 from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
@@ -41,9 +42,8 @@ FINETUNING = (
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Pre-trains on the digits 0-4 at 16 pixels, fine-tunes on 5-9 at 32, and writes `out`/index.html.
 
-    Returns both test accuracies and the page's path (also in `out`/result.json). The same call resumes an interrupted
-    one. `shrink` divides the length of both runs. Torch computes with one thread from here on: steps this small gain
-    nothing from a second one on shared cores.
+    Returns both test accuracies and the page's path (also in `out`/result.json). The same call resumes. shrink: divides
+    the length of both runs. Torch has one thread from here on: such small steps gain nothing from a second one.
     """
     torch.set_num_threads(1)
     out = Path(out)
@@ -54,12 +54,12 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     pretrained = pretrain(first, out / "pretrain")
     finetuned = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
-    page = out / "index.html"
-    write_page(page, training_page("The paper in miniature", LEAD, sections))
+    index = out / "index.html"
+    write_bytes(index, page("runs.html.j2", "The paper in miniature", LEAD, runs=sections).encode())
     result = {
         "pretrain_accuracy": pretrained.result["test"]["accuracy"],
         "finetune_accuracy": finetuned.result["test"]["accuracy"],
-        "page": str(page.resolve()),
+        "page": str(index.resolve()),
     }
     write_json(out / "result.json", result)
     return result
@@ -69,7 +69,7 @@ def _section(name: str, explanation: str, workdir: Path) -> RunSection:
     """A finished run for the page: its training, and the model from inside."""
     model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
-    shown = list(run.preprocessed(run.one_of_each(10)).values())
+    shown = list(run.preprocessed(run.one_per_class(10)).values())
     images = to_range(torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
     section = run_section(run, name, explanation)

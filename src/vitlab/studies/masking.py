@@ -23,40 +23,41 @@ STARTS = {
     "mean-color-15": ("mean color, 15 % corrupted", "slightly worse"),
     "supervised": ("supervised", "84.2"),
 }
-"""Description, and the accuracy of ViT-B/16 on ImageNet (Sec. 4.6, Table 5; App. B.1.2 gives no numbers for the
-variants)."""
+"""Variant -> description, and accuracy of ViT-B/16 on ImageNet (Sec. 4.6, Table 5; App. B.1.2 has no numbers)."""
 LABELED = 0.02
 """Fraction of CIFAR-10's labels that fine-tuning sees at `small`: 100 of each class."""
 HEAD_STD = 0.1
 """Standard deviation of the new head's weights in a small fine-tuning."""
 PRETRAINED, FINETUNED = "pre-trained", "fine-tuned"
+BEST = "mean-color-50"
+"""The paper's choice."""
 
 
 def variants(scale: Scale) -> list[StudyRun]:
     """Fine-tunings that differ only in the weights below the head.
 
     At `small` heads start wide: a head of zeros, as in the paper, wastes the first steps of a short training, in which
-    nothing below it learns, and more of them with fresh weights than with trained ones. A pair with heads of zeros is
-    run too. Supervised pre-training is part of the paper's scale only: at `small` it would see the labels that
-    fine-tuning must not see.
+    nothing below it learns; fresh weights lose more by it than trained ones. A pair with heads of zeros is run too.
+    Only the paper's scale has supervised pre-training: at `small` it would see labels that fine-tuning must not see.
     """
     if scale == "paper":
-        base = pretrain.masked()
+        masked = pretrain.masked()
         others = {"scratch": pretrain.imagenet(), "supervised": pretrain.jft()}
         after = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     else:
-        (base, after), others = _small(), {}
-    pretrained = {name: changed(base, masking=masking) for name, masking in VARIANTS.items()} | others
-    tuned = {name: (after, name) for name in pretrained}
-    if scale != "paper":
-        scratch, first = changed(after, from_scratch=True), "mean-color-50"
-        tuned["scratch"] = (scratch, first)
-        tuned["scratch-zero"] = (changed(scratch, head_std=None), first)
-        tuned[f"{first}-zero"] = (changed(after, head_std=None), first)
+        masked, after = _small()
+        others = {}
+    pretrained = {name: changed(masked, masking=masking) for name, masking in VARIANTS.items()} | others
+    finetuned = {name: (after, name) for name in pretrained}
+    if scale != "paper":  # fresh weights in the shape of a pre-trained model
+        from_scratch = changed(after, from_scratch=True)
+        finetuned["scratch"] = (from_scratch, BEST)
+        finetuned["scratch-zero"] = (changed(from_scratch, head_std=None), BEST)
+        finetuned[f"{BEST}-zero"] = (changed(after, head_std=None), BEST)
     runs = [StudyRun(name, config, {"run": PRETRAINED, "variant": name}) for name, config in pretrained.items()]
     return runs + [
         StudyRun(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
-        for name, (config, init_from) in tuned.items()
+        for name, (config, init_from) in finetuned.items()
     ]
 
 
@@ -85,16 +86,13 @@ def _finetuned(variant: str | float) -> dict[str, str | float]:
     return {"run": FINETUNED, "variant": variant}
 
 
-BEST, APPENDIX = "mean-color-50", "all settings work quite well (App. B.1.2)"
+APPENDIX = "all settings work quite well (App. B.1.2)"
 CLAIMS = {
     (BEST, "scratch"): (
         "Masked patch prediction with mean colors beats training from scratch.",
         "79.9 % against 77.9 % (Sec. 4.6, Table 5)",
     ),
-    (f"{BEST}-zero", "scratch-zero"): (
-        "It also does where both heads start at zero, as in the paper.",
-        "as above",
-    ),
+    (f"{BEST}-zero", "scratch-zero"): ("It also does where both heads start at zero, as in the paper.", "as above"),
     ("downsized-50", "scratch"): ("Prediction of 4x4 colors beats training from scratch.", APPENDIX),
     ("regression-50", "scratch"): ("Regression of all pixels beats training from scratch.", APPENDIX),
     (BEST, "regression-50"): (

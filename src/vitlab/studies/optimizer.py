@@ -13,8 +13,7 @@ TABLE7 = {
     ("R152x2", "adam"): (84.97, 99.06, 92.05, 95.37, 98.62),
     ("R152x2", "sgd"): (84.37, 99.07, 91.06, 94.79, 99.32),
 }
-"""(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, fine-tuned after
-pre-training on JFT-300M."""
+"""(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, after JFT-300M."""
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
 MODELS = {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))}
 ADAM_RATES = (2e-3, 4e-3, 8e-3)
@@ -42,8 +41,7 @@ def bit_sgd(batch_size: int, warmup_steps: int, factor: float = 1.0) -> OptimCon
 def variants(scale: Scale) -> list[StudyRun]:
     """Two ResNets with two optimizers, at three rates each; in the paper at one.
 
-    Deviation: the paper's scale is evaluated by few-shot accuracy on ImageNet; the accuracies of Table 7 take a `vitlab
-    finetune` of every model on each of the data sets.
+    Deviation: the paper's scale is evaluated few-shot on ImageNet; Table 7 takes `vitlab finetune` on each data set.
     """
     if scale == "paper":
         adam = {name: jft(name, shots=(5, 10)) for name in STANDS_FOR.values()}

@@ -1,7 +1,6 @@
 """The short runs of the studies: models, pre-trainings and fine-tunings of the scale `small`.
 
-They learn from Fashion-MNIST at 28 pixels. Most studies pre-train on half of the classes and measure transfer on the
-other half.
+They learn from Fashion-MNIST at 28 pixels; most pre-train on half of the classes and transfer to the other half.
 """
 
 from collections.abc import Mapping
@@ -79,8 +78,7 @@ def _data(classes: tuple[int, ...], pad: int) -> DataConfig:
 
 
 def pretraining(model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
-    """A pre-training on half of the classes, 64 of 30,000 images a step, with few-shot accuracy on the others (mean of
-    ten draws). `changes` are as in `changed`."""
+    """Pre-training on half of the classes, 64 of 30,000 images a step; few-shot accuracy on the others (ten draws)."""
     config = TrainConfig(
         model=model,
         data=_data(LEARNED, pad=2),

@@ -34,8 +34,7 @@ SHORT_RUNS = "a study with 1/{} of the steps, for its time budget, which decides
 def write_report(study: Study, scale: Scale, results: Results, out: Path, divisor: int = 1) -> dict[str, Any]:
     """Writes the report of the finished runs to the folder `out`, study.json last; returns what that holds.
 
-    divisor: of the steps of all runs; more than 1 decides nothing. Numbers that are not finite are null in study.json,
-    as are the bounds of a single seed.
+    divisor: of the steps of all runs; above 1 decides nothing. Numbers that are not finite are null in study.json.
     """
     report = build_report(study, scale, results, divisor)
     figure = plots.panels(study_panels(study, results))

@@ -1,7 +1,7 @@
 """Executes the runs of a study in several processes, resuming interrupted ones; then writes its report.
 
-The folder of a run is `OUT/points/NAME-DIGEST`. The digest covers everything that the result depends on: after a change
-of the recipe only the runs that it affects are repeated.
+`vitlab study` calls `plan` and `run_study`. The folder of a run is `OUT/points/NAME-DIGEST`. The digest covers
+everything that the result depends on: after a change of the recipe only the runs that it affects are repeated.
 """
 
 import contextlib
@@ -37,12 +37,13 @@ from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
 POLL_SECONDS = 0.5
-"""Seconds between two looks at the other processes."""
+"""Interval at which other processes are polled."""
 REPORT_SECONDS = 10.0
-"""Time of a budget that is kept for saving and the report."""
+"""Part of a time budget that is reserved for saving and the report."""
 LOG = "workers.log"
+"""Output of the processes, in the folder of the study."""
 FAILED = "failed.json"
-"""In the folder of a run that diverged."""
+"""The error of a run that diverged, in its folder."""
 MAX_PER_GPU = 4
 """Processes that share a GPU by default."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -54,7 +55,7 @@ class StudyError(RunError):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study's runs at one scale, and their folders. Workers receive it, so it holds no functions."""
+    """A study's runs at one scale, and their folders, which are read at each access. It is sent to the workers."""
 
     study: str
     """Name of the study."""
@@ -64,7 +65,7 @@ class StudyPlan:
     folders: dict[str, Path]
     """Name of a run -> folder."""
     divisor: int = 1
-    """The steps of all runs are divided by this, for a time budget."""
+    """By what the steps of all runs are divided, for a time budget."""
 
     def finished(self, name: str) -> bool:
         """Whether the run has a result that matches its checksum."""
@@ -96,13 +97,14 @@ class StudyPlan:
 
     def finished_seeds(self) -> tuple[StudyRun, ...]:
         """The runs of the seeds whose runs are all finished. Raises StudyError without one."""
-        unfinished = {run.config.seed for run in self.unfinished_runs}
-        if runs := tuple(run for run in self.runs if run.config.seed not in unfinished):
-            return runs
-        raise StudyError(
-            f"the time is over, with {len(self.runs) - len(self.unfinished_runs)} of {len(self.runs)} runs done and no "
-            f"seed complete; the same command goes on."
-        )
+        unfinished = self.unfinished_runs
+        seeds = {run.config.seed for run in self.runs} - {run.config.seed for run in unfinished}
+        if not seeds:
+            raise StudyError(
+                f"the time is over, with {len(self.runs) - len(unfinished)} of {len(self.runs)} runs done and no seed "
+                f"complete; run the same command to resume."
+            )
+        return tuple(run for run in self.runs if run.config.seed in seeds)
 
     @property
     def results(self) -> Results:
@@ -114,8 +116,8 @@ class StudyPlan:
         result = json.loads((folder / "result.json").read_bytes())
         settings = json.loads((folder / "config.json").read_bytes())
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        kept = ("fewshot_", HELD_OUT)
-        metrics = {name: value for record in records for name, value in record.items() if name.startswith(kept)}
+        recorded = ("fewshot_", HELD_OUT)  # the last record of each counts
+        metrics = {name: value for record in records for name, value in record.items() if name.startswith(recorded)}
         metrics |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
         return Result(run, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 
@@ -130,8 +132,8 @@ def plan(
     seeds: int | None = None,
     divisor: int = 1,
 ) -> StudyPlan:
-    """The study's runs at this scale; `dataset` and `root` replace the runs' data set and its folder. seeds: as many
-    instead of the study's. divisor: of all runs' steps."""
+    """The study's runs at this scale. `dataset`, `root` and the number of `seeds` replace the study's, the steps of all
+    runs are divided by `divisor`. Raises UserError for a `dataset` in place of several."""
     runs = study.runs(scale, seeds, divisor)
     names = sorted({run.config.data.name for run in runs})
     if dataset is not None and len(names) > 1:
@@ -154,10 +156,9 @@ def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> Tr
 
 
 def run_unfinished(plan: StudyPlan, device: str = "auto") -> None:
-    """Trains every run that no other process holds until all are finished. Any number of processes may call it at once.
+    """Trains every run that no other process holds, until all have ended. Any number of processes may call it at once.
 
-    A run that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
-    OSError as a run does.
+    A run that diverges does not stop the others: StudyError names it at the end. Other errors are those of a run.
     """
     while runs := plan.open_runs:
         if not any(_train_if_free(plan, run, device) for run in runs):
@@ -217,12 +218,11 @@ def run_study(
     StudyError, StoppedError after a signal (the same call resumes), and UserError.
     """
     count = num_processes(plan.scale, processes, device)
-    cores = available_cores()
     for folder in plan.folders.values():
         (folder / FAILED).unlink(missing_ok=True)
     if plan.unfinished_runs:
         plan.out.mkdir(parents=True, exist_ok=True)
-        threads = max(1, cores // count) if plan.scale == "paper" else 1
+        threads = max(1, available_cores() // count) if plan.scale == "paper" else 1
         _run_workers(plan, min(count, len(plan.unfinished_runs)), threads, device, clock)
     if clock is not None:
         plan = replace(plan, runs=plan.finished_seeds())
@@ -230,8 +230,8 @@ def run_study(
 
 
 def _run_workers(plan: StudyPlan, count: int, threads: int, device: str, clock: Clock | None) -> None:
-    """Trains the unfinished runs in `count` processes and shows what finishes; all of them end before it returns, at
-    the latest REPORT_SECONDS before the end of the `clock`."""
+    """Trains the unfinished runs in `count` processes and shows what finishes. All processes have ended when it
+    returns, REPORT_SECONDS before the end of the `clock` at the latest."""
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
     total = len(plan.runs)
@@ -240,20 +240,22 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str, clock: 
         try:
             for worker in workers:
                 worker.start()
-            running = True
-            while running and (clock is None or clock.left() > REPORT_SECONDS):
+            while clock is None or clock.left() > REPORT_SECONDS:
                 if stop.wait(POLL_SECONDS):
                     done = f"{len(finished)} of {total} runs done"
                     raise StoppedError(f"stopped and saved with {done}; run the same command to resume.")
-                running = any(worker.is_alive() for worker in workers)  # before looking for finished runs
+                is_running = any(worker.is_alive() for worker in workers)  # before the last finished runs are read
                 for run in plan.runs:
                     if run.name not in finished and plan.finished(run.name):
                         finished.add(run.name)
                         display.say(f"{len(finished)}/{total} {run.name}")
                 display.update(len(finished))
                 if any(worker.exitcode for worker in workers) and not stop.is_set():
-                    ended = f"a process was killed or failed (log: {log}). Run the same command to resume."
-                    raise StudyError(ended) if errors.empty() else errors.get()
+                    if not errors.empty():
+                        raise errors.get()
+                    raise StudyError(f"a process was killed or failed (log: {log}). Run the same command to resume.")
+                if not is_running:
+                    break
         finally:
             while alive := [worker for worker in workers if worker.is_alive()]:
                 for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
@@ -262,6 +264,7 @@ def _run_workers(plan: StudyPlan, count: int, threads: int, device: str, clock: 
 
 
 def _worker(plan: StudyPlan, device: str, threads: int, errors: Any, log: Path) -> None:
+    """A process: `run_unfinished` with its output in the `log`; puts its error into the queue `errors`."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -279,7 +282,7 @@ def _worker(plan: StudyPlan, device: str, threads: int, errors: Any, log: Path) 
 
 
 def _end_with_parent() -> None:
-    """Saves and ends this process once its parent has ended, in whatever way."""
+    """Stops this process, which saves its run, once its parent has ended or was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

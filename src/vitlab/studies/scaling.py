@@ -16,7 +16,10 @@ from vitlab.studies.presets import FEW_IMAGES, MEASURED, body, jft, pretraining,
 from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun
 
 FAMILIES: tuple[str, ...] = ("ViT", "hybrid", "ResNet")
-COMPUTE, CURVE_POINTS = "pre-training exaFLOPs", 50
+COMPUTE = "pre-training exaFLOPs"
+"""The label of the x axis."""
+CURVE_POINTS = 50
+"""Number of points of a drawn power law."""
 
 
 def family(model: ModelConfig) -> str:
@@ -70,8 +73,8 @@ TABLE6 = (
     PaperRun("R50+ViT-L/16", 14, 87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 )
 
-# ViTs and hybrids have 16 or 49 tokens; of 224 pixels, /32 and /16 leave 49 and 196.
-# Stems have at most one stage, ResNets one to three, because the images are an eighth as wide.
+# ViTs and hybrids have 16 or 49 tokens, where /32 and /16 of 224 pixels have 49 and 196.
+# Stems have at most one stage, ResNets one or two, because the images are an eighth as wide.
 MODELS: dict[str, ModelConfig] = {
     "ViT-2x48-7": vit(28, 7, 48, 2),
     "ViT-3x64-7": vit(28, 7, 64, 3),
@@ -108,8 +111,7 @@ def _run(model: str, length: str, config: TrainConfig) -> StudyRun:
 def _paper(run: PaperRun) -> TrainConfig:
     """A run of Table 6 by Table 3's recipe. R200x3, which has no row there, is trained like R152x2.
 
-    Deviation: evaluated by few-shot accuracy on ImageNet; the accuracies of Table 6 take a `vitlab finetune` of every
-    model on each of the data sets.
+    Deviation: evaluated few-shot on ImageNet; Table 6's accuracies take a `vitlab finetune` of each model on each set.
     """
     config = jft(run.model if run.model in pretrain.JFT else "R152x2", shots=(5, 10))
     if run.model not in pretrain.JFT:
@@ -118,74 +120,72 @@ def _paper(run: PaperRun) -> TrainConfig:
     return replace(config, epochs=float(run.epochs))
 
 
-Runs = Sequence[tuple[float, float]]
-"""(exaFLOPs, accuracy) of several runs."""
+Points = Sequence[tuple[float, float]]
+"""(exaFLOPs, accuracy) of runs of a family."""
 
 
-def chosen(runs: Runs, means: Runs) -> Runs:
-    """The runs whose means over seeds are on the front. A choice for each seed would partly reward luck."""
+def select_front(runs: Points, means: Points) -> Points:
+    """The runs whose means over seeds are on the Pareto front. A choice for each seed would partly reward luck."""
     best = front(means)
     return [run for run, mean in zip(runs, means, strict=True) if mean in best]
 
 
-def gap(ours: Runs, theirs: Runs, position: float = 0.5) -> float:
+def accuracy_lead(ours: Points, theirs: Points, position: float = 0.5) -> float:
     """The best accuracy of `ours` minus the best of `theirs` at the same compute.
 
     position: within the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Accuracy
     is interpolated linearly over the logarithm of compute, through all of these runs: give the runs of a front.
     """
-    low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
-    high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))
+    low = max(min(compute for compute, _ in runs) for runs in (ours, theirs))
+    high = min(max(compute for compute, _ in runs) for runs in (ours, theirs))
     at = (1 - position) * math.log(low) + position * math.log(high)
-    return float(np.interp(at, *_curve(ours)) - np.interp(at, *_curve(theirs)))
+    return float(np.interp(at, *_log_curve(ours)) - np.interp(at, *_log_curve(theirs)))
 
 
-def saving(ours: Runs, theirs: Runs) -> float | None:
-    """How many times the compute of `ours` `theirs` take for the accuracy in the middle of the range that both reach.
+def compute_ratio(ours: Points, theirs: Points) -> float | None:
+    """The compute of `theirs` divided by that of `ours` for the accuracy in the middle of the range that both reach.
 
     None where the ranges do not overlap.
     """
-    curves = [_curve(front(runs)) for runs in (ours, theirs)]
-    low = max(gains[0] for _, gains in curves)
-    high = min(gains[-1] for _, gains in curves)
+    curves = [_log_curve(front(runs)) for runs in (ours, theirs)]
+    low = max(accuracies[0] for _, accuracies in curves)
+    high = min(accuracies[-1] for _, accuracies in curves)
     if low > high:
         return None
-    cost, higher = (np.interp((low + high) / 2, gains, costs) for costs, gains in curves)
-    return math.exp(higher - cost)
+    ours_at, theirs_at = (np.interp((low + high) / 2, accuracies, computes) for computes, accuracies in curves)
+    return math.exp(theirs_at - ours_at)
 
 
-def _curve(runs: Runs) -> tuple[list[float], list[float]]:
-    """Logarithm of compute, which rises, and accuracy."""
-    costs, gains = zip(*sorted(runs), strict=True)
-    return list(map(math.log, costs)), list(gains)
+def _log_curve(runs: Points) -> tuple[list[float], list[float]]:
+    """The logarithms of compute, ascending, and the accuracies."""
+    computes, accuracies = zip(*sorted(runs), strict=True)
+    return list(map(math.log, computes)), list(accuracies)
 
 
-def growth(runs: Runs, means: Runs) -> float:
-    """The lead of the run with most compute over the best one, by its mean, with at most half as much."""
-    most = max(cost for cost, _ in runs)
-    smaller = max((mean, gain) for (cost, gain), (_, mean) in zip(runs, means, strict=True) if cost <= most / 2)
-    return max(gain for cost, gain in runs if cost == most) - smaller[1]
+def lead_of_largest(runs: Points, means: Points) -> float:
+    """The lead of the run with the most compute over the best run, by its mean, with at most half as much."""
+    most = max(compute for compute, _ in runs)
+    pairs = zip(runs, means, strict=True)
+    _, smaller = max((mean, accuracy) for (compute, accuracy), (_, mean) in pairs if compute <= most / 2)
+    return max(accuracy for compute, accuracy in runs if compute == most) - smaller
 
 
-def _runs(results: Results, kind: str) -> Runs:
-    """(exaFLOPs, transfer accuracy) of every model and length of a family, the mean over these seeds."""
+def _measured(results: Results, kind: str) -> Points:
+    """Transfer accuracy of every model and length of a family, the mean over these seeds."""
     groups = results.where(family=kind).groups("model", "length")
     return [(group.runs[0].exaflops, float(group.measure(transfer).mean())) for group in groups]
 
 
-def _chosen(results: Results, kind: str) -> Runs:
-    return chosen(_runs(results, kind), _runs(results.study, kind))
+def _measured_front(results: Results, kind: str) -> Points:
+    return select_front(_measured(results, kind), _measured(results.study, kind))
 
 
-def _families(results: Results) -> dict[str, Runs]:
-    return {kind: _runs(results, kind) for kind in FAMILIES}
-
-
-PRINTED: dict[str, Runs] = {
+PRINTED: dict[str, Points] = {
     kind: [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind] for kind in FAMILIES
 }
 """(exaFLOPs, Average-5) of each family's rows in Table 6."""
 VIT, HYBRID, RESNET = map(front, PRINTED.values())
+"""The Pareto fronts of Table 6."""
 
 
 def paper_panel() -> Panel:
@@ -199,60 +199,59 @@ def paper_panel() -> Panel:
     return Panel("The paper (Table 6)", COMPUTE, "average of five data sets, %", series, log_x=True, front=True)
 
 
-def fit(runs: Runs) -> tuple[float, float]:
+def fit_power_law(runs: Points) -> tuple[float, float]:
     """Exponent and logarithm of the factor of the power law error = factor * exaFLOPs ** exponent, through the runs on
     the front by least squares of the logarithms; a constant where the front is one run."""
-    costs, gains = _curve(front(runs))
-    if len(costs) == 1:
-        return 0.0, math.log1p(-gains[0])
-    exponent, factor = np.polyfit(costs, np.log1p(-np.array(gains)), 1)
+    computes, accuracies = _log_curve(front(runs))
+    if len(computes) == 1:
+        return 0.0, math.log1p(-accuracies[0])
+    exponent, factor = np.polyfit(computes, np.log1p(-np.array(accuracies)), 1)
     return float(exponent), float(factor)
 
 
-def fit_panel(title: str, y_label: str, families: Mapping[str, Runs]) -> Panel:
+def power_law_panel(title: str, y_label: str, families: Mapping[str, Points]) -> Panel:
     """The power law of each family, within the compute of its runs."""
     series = []
     for kind, runs in families.items():
-        exponent, factor = fit(runs)
-        x = np.geomspace(min(cost for cost, _ in runs), max(cost for cost, _ in runs), CURVE_POINTS)
+        exponent, factor = fit_power_law(runs)
+        x = np.geomspace(min(compute for compute, _ in runs), max(compute for compute, _ in runs), CURVE_POINTS)
         series.append(Series(kind, x.tolist(), (1 - np.exp(factor) * x**exponent).tolist()))
     return Panel(title, COMPUTE, y_label, series, log_x=True)
 
 
 def _charts(results: Results) -> list[Chart | Panel]:
     """Fig. 5 here and in the paper, each with the power laws of the families."""
-    measured = Chart(
-        "Measured here",
-        "transfer accuracy, %",
-        transfer,
-        x=lambda group: group.runs[0].exaflops,
-        lines="family",
-        x_label=COMPUTE,
-        log_x=True,
-        front=True,
-    )
+    measured = {kind: _measured(results, kind) for kind in FAMILIES}
     return [
-        measured,
-        fit_panel("Power laws fitted here", "transfer accuracy, %", _families(results)),
+        Chart(
+            "Measured here",
+            "transfer accuracy, %",
+            transfer,
+            x=lambda group: group.runs[0].exaflops,
+            lines="family",
+            x_label=COMPUTE,
+            log_x=True,
+            front=True,
+        ),
+        power_law_panel("Power laws fitted here", "transfer accuracy, %", measured),
         paper_panel(),
-        fit_panel("Power laws of Table 6", "average of five data sets, %", PRINTED),
+        power_law_panel("Power laws of Table 6", "average of five data sets, %", PRINTED),
     ]
 
 
-def _laws(families: Mapping[str, Runs]) -> str:
-    """ "ViT -0.12, ..." """
-    return ", ".join(f"{kind} {fit(runs)[0]:.3f}" for kind, runs in families.items())
-
-
 def _summary(results: Results) -> str:
-    ours = saving(_runs(results, "ViT"), _runs(results, "ResNet"))
-    paper = saving(VIT, RESNET)
-    here = "there is no accuracy that both reach" if ours is None else f"it is {ours:.1f} times"
+    measured = {kind: _measured(results, kind) for kind in FAMILIES}
+    ratio = compute_ratio(measured["ViT"], measured["ResNet"])
+    here = "there is no accuracy that both reach" if ratio is None else f"it is {ratio:.1f} times"
+    exponents, paper_exponents = (
+        ", ".join(f"{kind} {fit_power_law(runs)[0]:.3f}" for kind, runs in families.items())
+        for families in (measured, PRINTED)
+    )
     return (
         "Models of three families, pre-trained with different amounts of compute. For the accuracy in the middle of "
-        f"the range that both reach, ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}. "
-        "Exponents of the power law of the error over compute, on each family's front: here "
-        f"{_laws(_families(results))}; in Table 6 {_laws(PRINTED)}."
+        f"the range that both reach, ResNets take {compute_ratio(VIT, RESNET):.1f} times the compute of ViTs in Table "
+        f"6; here {here}. Exponents of the power law of the error over compute, on each family's front: here "
+        f"{exponents}; in Table 6 {paper_exponents}."
     )
 
 
@@ -274,20 +273,22 @@ SCALING = Study(
     claims=(
         Claim(
             "With as much compute, in the middle of the range that both cover, ViTs transfer better than ResNets.",
-            f"2 to 4 times less compute for the same (Sec. 4.4); {100 * gap(VIT, RESNET):.2f} points there in Table 6",
-            lambda seed: gap(_chosen(seed, "ViT"), _chosen(seed, "ResNet")),
+            "2 to 4 times less compute for the same (Sec. 4.4); "
+            f"{100 * accuracy_lead(VIT, RESNET):.2f} points there in Table 6",
+            lambda seed: accuracy_lead(_measured_front(seed, "ViT"), _measured_front(seed, "ResNet")),
             out_of_reach=FEW_IMAGES,
         ),
         Claim(
             "With the least compute that both cover, hybrids transfer better than ViTs.",
-            f"slightly, at small budgets (Sec. 4.4); {100 * gap(HYBRID, VIT, 0.0):.2f} points there in Table 6",
-            lambda seed: gap(_chosen(seed, "hybrid"), _chosen(seed, "ViT"), 0.0),
+            "slightly, at small budgets (Sec. 4.4); "
+            f"{100 * accuracy_lead(HYBRID, VIT, 0.0):.2f} points there in Table 6",
+            lambda seed: accuracy_lead(_measured_front(seed, "hybrid"), _measured_front(seed, "ViT"), 0.0),
         ),
         Claim(
             "ViTs do not saturate: the run with most compute transfers better than all with at most half of it.",
-            f"no saturation within the range tried (Sec. 4.4); {100 * growth(VIT, VIT):.2f} points in Table 6",
-            lambda seed: growth(_runs(seed, "ViT"), _runs(seed.study, "ViT")),
-            relevant=min(Claim.relevant, growth(VIT, VIT)),
+            f"no saturation within the range tried (Sec. 4.4); {100 * lead_of_largest(VIT, VIT):.2f} points in Table 6",
+            lambda seed: lead_of_largest(_measured(seed, "ViT"), _measured(seed.study, "ViT")),
+            relevant=min(Claim.relevant, lead_of_largest(VIT, VIT)),
         ),
     ),
     charts=_charts,

@@ -69,8 +69,7 @@ ADDED = {
 def digest(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
     """Eight hexadecimal digits of everything that the run's result depends on.
 
-    Settings that are off (None, False) or at the value of ADDED do not count: a new setting leaves the digests of old
-    runs unchanged.
+    Settings that are off (None, False) or at their ADDED value do not count, so that new settings keep old digests.
     """
     init_id = digest(runs[run.init_from], runs) if run.init_from else None
     settings = _enabled(to_dict(run.config))

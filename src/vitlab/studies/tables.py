@@ -27,8 +27,16 @@ NAMES = {
     "vtab": "VTAB",
 }
 """Data set -> its column."""
-BATCH_SIZE = 512
 CORE_DAYS = "TPUv3-core-days"
+
+
+class FinishedRun(NamedTuple):
+    """A fine-tuned checkpoint, and its accuracy in percent, with the standard deviation over several runs."""
+
+    checkpoint: str
+    dataset: str
+    accuracy: str
+    folder: Path
 
 
 class PaperTable(NamedTuple):
@@ -42,7 +50,7 @@ class PaperTable(NamedTuple):
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    """Rows of "name: value value ..."."""
+    """Parses lines of "name: value value ..."."""
     lines = [line.split(": ") for line in text.strip().splitlines()]
     return {name.strip(): values.split() for name, values in lines}
 
@@ -87,24 +95,23 @@ TABLES = {
 def layout(name: str, folders: Iterable[Path]) -> dict[str, Any]:
     """The table `name` with a row for each checkpoint of the finished runs in `folders`, then the paper's.
 
-    Each folder was written by `vitlab finetune` or `vitlab vtab`. A file holds what `vitlab evaluate RUN --dataset
-    imagenet_real --json` prints, for the ReaL column. Raises UserError for a folder without a result,
-    a data set that the table has not, another protocol than the table's, and two results of the same checkpoint and
-    data set.
+    Each folder was written by `vitlab finetune` or `vitlab vtab`. A file, for the ReaL column, holds what `vitlab
+    evaluate RUN --dataset imagenet_real --json` prints. Raises UserError for a folder without a result, a data set that
+    is not in the table, another protocol than the table's, and two results of one checkpoint on one data set.
     """
     table = TABLES[name]
     ours: dict[str, dict[str, str]] = {}
     for folder in folders:
-        checkpoint, dataset, accuracy, run = _read_evaluation(folder) if folder.is_file() else _read(folder)
-        column = _column(dataset)
+        run = _read_evaluation(folder) if folder.is_file() else _read_run(folder)
+        column = _column(run.dataset)
         if column not in table.columns:
             columns = ", ".join(column for column in table.columns if column != CORE_DAYS)
-            raise UserError(f"{folder} is a result on {dataset}; {name} has {columns}.")
-        row = ours.setdefault(checkpoint, {})
+            raise UserError(f"{folder} is a result on {run.dataset}; {name} has {columns}.")
+        row = ours.setdefault(run.checkpoint, {})
         if column in row:
-            raise UserError(f"{folder} is a second result of {checkpoint} on {column}; give one folder for each.")
-        _check_protocol(run, name, column)
-        row[column] = accuracy
+            raise UserError(f"{folder} is a second result of {run.checkpoint} on {column}; give one folder for each.")
+        _check_protocol(run.folder, name, column)
+        row[column] = run.accuracy
     printed = {model: dict(zip(table.columns, row, strict=True)) for model, row in table.rows.items()}
     rows = [{"model": model, "": "here", **row} for model, row in ours.items()]
     rows += [{"model": model, "": "paper", **row} for model, row in printed.items()]
@@ -115,46 +122,8 @@ def _column(dataset: str) -> str:
     return NAMES.get(dataset.rpartition("/")[2].rpartition(":")[2], dataset)
 
 
-def _read_evaluation(file: Path) -> tuple[str, str, str, Path]:
-    """The same as `_read`, of what `evaluate --json` printed for the model of a run."""
-    fields = {"checkpoint": str, "dataset": str, "split": str, "accuracy": float}
-    record = read_fields(read_json(file), fields, str(file))
-    if any(record.get(name) is None for name in fields):
-        raise UserError(f"{file} is not what `vitlab evaluate RUN --dataset imagenet_real --json > {file}` writes.")
-    if record["split"] != "test" or "full_size" in record:
-        raise UserError(f"{file} has a part of the test images; the table has all of them.")
-    folder = Path(record["checkpoint"])
-    checkpoint, *_ = _read(folder)
-    return checkpoint, record["dataset"], f"{100 * record['accuracy']:.2f}", folder
-
-
-def _check_protocol(folder: Path, table: str, column: str) -> None:
-    """Raises UserError for a run that was not fine-tuned as the column's runs (Table 4; `PaperTable.imagenet`)."""
-    settings = json.loads((folder / "config.json").read_bytes())
-    vtab = settings["command"] == "vtab"
-    own = "VTAB" if vtab else _column(settings["data"]["name"])
-    tuned_on = "ImageNet" if column == "ReaL" else column
-    if own != tuned_on:
-        raise UserError(f"{folder} was fine-tuned on {own}; the {column} of {table} has runs on {tuned_on}.")
-    dataset = next(dataset for dataset, name in NAMES.items() if name == own)
-    steps = TABLE4["vtab:TASK" if vtab else dataset][2]
-    wanted: dict[str, Any] = {"steps": steps, "batch_size": BATCH_SIZE, "image_size": 384, "average_decay": None}
-    wanted |= TABLES[table].imagenet if dataset == "imagenet" else {}
-    model = from_dict(ModelConfig, settings["model"])
-    size = settings["image_size"] or 384 if vtab else model.image_size
-    actual = {name: settings.get(name) for name in wanted} | {"image_size": size}
-    if isinstance(model, ViTConfig):
-        wanted["image_size"] = nearest_image_size(wanted["image_size"], model.patch_size, model.stem)
-    if wrong := [f"{name} is {actual[name]}, not {value}" for name, value in wanted.items() if actual[name] != value]:
-        recipe = "vtab" if vtab else {"flowers102": "flowers"}.get(dataset, dataset)
-        command = "vitlab vtab CHECKPOINT" if vtab else f"vitlab finetune CHECKPOINT --recipe {recipe}"
-        if dataset == "imagenet" and table == "table5":
-            command += " --image-size 384 --average-decay None"
-        raise UserError(f"{folder} does not follow the protocol of {table}: {'; '.join(wrong)}. `{command}` does.")
-
-
-def _read(folder: Path) -> tuple[str, str, str, Path]:
-    """Checkpoint, data set, and the accuracy of a finished run in percent with its deviation over runs; the folder."""
+def _read_run(folder: Path) -> FinishedRun:
+    """The result of a run of `vitlab finetune`, the mean over its runs, or of `vitlab vtab`."""
     files = ("config.json", "result.json")
     if not all((folder / file).is_file() for file in files) or find_corrupt_files(folder, files):
         raise UserError(f"{folder} has no finished run; give folders of `vitlab finetune` or `vitlab vtab`.")
@@ -165,12 +134,51 @@ def _read(folder: Path) -> tuple[str, str, str, Path]:
             raise UserError(f"{folder} was scored on the 200 images of --select; the table has the test parts.")
         if result["mean"] is None:
             raise UserError(f"{folder} has no mean of the 19 tasks of VTAB: {len(result['missing'])} are missing.")
-        return checkpoint, "vtab", f"{100 * result['mean']:.2f}", folder
+        return FinishedRun(checkpoint, "vtab", f"{100 * result['mean']:.2f}", folder)
     if settings["command"] != "finetune":
         raise UserError(f"{folder} is a run of `vitlab {settings['command']}`; give runs of finetune or vtab.")
-    mean = result.get("accuracy_mean", result["test"]["accuracy"])
-    sd = result.get("accuracy_sd")
-    return checkpoint, settings["data"]["name"], f"{100 * mean:.2f}" + (f"±{100 * sd:.2f}" if sd else ""), folder
+    accuracy = f"{100 * result.get('accuracy_mean', result['test']['accuracy']):.2f}"
+    if sd := result.get("accuracy_sd"):
+        accuracy += f"±{100 * sd:.2f}"
+    return FinishedRun(checkpoint, settings["data"]["name"], accuracy, folder)
+
+
+def _read_evaluation(file: Path) -> FinishedRun:
+    """The result that `vitlab evaluate --json` printed for the model of a run, which is the folder."""
+    fields = {"checkpoint": str, "dataset": str, "split": str, "accuracy": float}
+    record = read_fields(read_json(file), fields, str(file))
+    if any(record.get(name) is None for name in fields):
+        raise UserError(f"{file} is not what `vitlab evaluate RUN --dataset imagenet_real --json > {file}` writes.")
+    if record["split"] != "test" or "full_size" in record:
+        raise UserError(f"{file} has a part of the test images; the table has all of them.")
+    run = _read_run(Path(record["checkpoint"]))
+    return run._replace(dataset=record["dataset"], accuracy=f"{100 * record['accuracy']:.2f}")
+
+
+def _check_protocol(folder: Path, table: str, column: str) -> None:
+    """Raises UserError for a run that was not fine-tuned as the column's runs (Table 4; `PaperTable.imagenet`)."""
+    settings = json.loads((folder / "config.json").read_bytes())
+    is_vtab = settings["command"] == "vtab"
+    tuned_on = "VTAB" if is_vtab else _column(settings["data"]["name"])
+    expected = "ImageNet" if column == "ReaL" else column
+    if tuned_on != expected:
+        raise UserError(f"{folder} was fine-tuned on {tuned_on}; the {column} of {table} has runs on {expected}.")
+    dataset = next(dataset for dataset, name in NAMES.items() if name == tuned_on)
+    _, _, steps, _ = TABLE4["vtab:TASK" if is_vtab else dataset]
+    required: dict[str, Any] = {"steps": steps, "batch_size": 512, "image_size": 384, "average_decay": None}
+    if dataset == "imagenet":
+        required |= TABLES[table].imagenet
+    model = from_dict(ModelConfig, settings["model"])
+    if isinstance(model, ViTConfig):
+        required["image_size"] = nearest_image_size(required["image_size"], model.patch_size, model.stem)
+    actual = {name: settings.get(name) for name in required}
+    actual["image_size"] = (settings["image_size"] or 384) if is_vtab else model.image_size
+    if wrong := [f"{name} is {actual[name]}, not {value}" for name, value in required.items() if actual[name] != value]:
+        recipe = {"flowers102": "flowers"}.get(dataset, dataset)
+        command = "vitlab vtab CHECKPOINT" if is_vtab else f"vitlab finetune CHECKPOINT --recipe {recipe}"
+        if dataset == "imagenet" and table == "table5":
+            command += " --image-size 384 --average-decay None"
+        raise UserError(f"{folder} does not follow the protocol of {table}: {'; '.join(wrong)}. `{command}` does.")
 
 
 def as_text(table: Mapping[str, Any]) -> str:

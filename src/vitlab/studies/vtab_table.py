@@ -67,6 +67,7 @@ def _row(
 
 
 def _mean(result: Mapping[str, Any], group: str) -> float | None:
+    """The mean of a group, or of all 19 tasks, which are no group; None while a task is missing."""
     return result["groups"].get(group, result["mean"])
 
 

@@ -21,8 +21,10 @@ PLANNED_FRACTION = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MARGIN = 0.95
 """Fraction of the fitting steps that a shortened training takes, so that the next step does not shorten it again."""
-WINDOW, MIN_TIMED = 5, 3
-"""Steps whose median duration counts, and the fewest that replace the planned duration."""
+WINDOW = 5
+"""Last steps whose median duration counts."""
+MIN_TIMED = 3
+"""Fewest steps whose median replaces the planned duration."""
 
 
 class Clock:
@@ -39,7 +41,7 @@ class Clock:
         return self._end - time.monotonic()
 
     def restore(self, left: float) -> None:
-        """Goes on as if `left` seconds were left: a resumed job does not count the time since it was interrupted."""
+        """Moves the end to `left` seconds from now: a resumed job does not count the time since it was interrupted."""
         self._end = time.monotonic() + left
 
     def compare(self, planned: float, measured: float) -> None:
@@ -74,7 +76,7 @@ class TimeLimit:
 
 @dataclass
 class Schedule:
-    """The number of steps of a run, and where its learning rate stands."""
+    """The number of steps of a run, and its position in the schedule of the learning rate."""
 
     planned: int
     """Steps before any change; the learning rate is a function of these."""
@@ -92,7 +94,7 @@ class Schedule:
         return self.total if self.limit is None else self.limit.update(step, self.total)
 
     def position(self, step: int) -> float:
-        """Where `step` of a shortened run stands among the planned steps.
+        """The planned step with the learning rate of `step`: after a change the same fraction of the rest is done.
 
         Planned 900 and cut to 500 at step 100: step 300 is at position 500, halfway through what was left.
         """

@@ -70,9 +70,9 @@ def train(
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     config = dataclasses.replace(config, compile=resolve_compile(config, device, steps))
     state = create_state(config, model.to(device), device, world)
-    quiet, multi_label = not world.is_rank_0, dataset.multi_label
+    quiet = not world.is_rank_0
     with (
-        TrainProgress(description, steps, config.batch_size, quiet, multi_label) as progress,
+        TrainProgress(description, steps, config.batch_size, quiet, dataset.multi_label) as progress,
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
@@ -91,7 +91,8 @@ def train_transform(config: TrainConfig) -> TrainTransform:
 def _train_steps(run: "_Run", microbatch: int) -> None:
     """The remaining steps, with their records, evaluations and checkpoints."""
     config, state, world = run.config, run.state, run.world
-    batches, compiling = run.load_batches(first_step=state.step), config.compile
+    batches = run.load_batches(first_step=state.step)
+    compiling = config.compile
     if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
     while state.step < run.schedule.total:
@@ -145,7 +146,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.world, self.device = self.state.parallel.world, self.state.device
-        self.objective, self.saved_step = create_objective(self.config), -1
+        self.objective = create_objective(self.config)
+        self.saved_step = -1
         peak = peak_flops(device_name(self.device))
         # 2 FLOPs a multiply-accumulate, three times: forward, gradients of activations, gradients of weights
         self.throughput = Throughput(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vitlab.config import MaskingConfig
 from vitlab.data.loader import Batch
-from vitlab.data.transforms import resize_area
+from vitlab.data.resize import resize_area
 from vitlab.models.config import ViTConfig
 from vitlab.models.init import linear
 from vitlab.models.vit import ViT

@@ -1,17 +1,19 @@
 """The memory of a training step and of inference, by a formula: the bytes of a plain (not compiled) model.
 
-It is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
+`rank_bytes` is a training step, `inference_bytes` a forward pass; `vitlab plan`, `vitlab bench` and the choice of a
+micro-batch call them. The functions below count the tensors of an image: of width d, with m in the MLP of a ViT or
+inside a unit of a ResNet.
+
+The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
 counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
 memory, a checkpoint's copy, torch.compile's savings.
-
-Letters: D width, M the MLP's width, k heads, T tokens. A number has `a` bytes in products and `n` in normalizations,
-which autocast computes in float32.
 """
 
 import functools
 import itertools
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +29,28 @@ from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision
 
 
+class ItemSize(NamedTuple):
+    """Bytes of a number: in matrix products and convolutions, and in normalizations (float32 with autocast)."""
+
+    product: int
+    norm: int
+
+    @property
+    def relu(self) -> int:
+        """After a ReLU: where the next convolution casts it, both are saved."""
+        return self.product if self.product == self.norm else self.product + self.norm
+
+
+class BlockBytes(NamedTuple):
+    """Bytes of an image in a block of a ViT or in a unit of a ResNet."""
+
+    input: int
+    saved: int
+    """All that the forward pass saves."""
+    work: int
+    """What the backward pass needs besides."""
+
+
 def rank_bytes(
     config: TrainConfig,
     microbatch: int,
@@ -39,39 +63,51 @@ def rank_bytes(
 
     DDP: float32 weights, gradients and optimizer state. `sharded` (FSDP2): a shard of each. Gathered in the precision
     of the products: the weights outside of blocks, of the current block and of the next one; the gradients of the
-    first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
+    first two, the block's also in float32. A step of several micro-batches shards its gradients after the last one.
     """
     total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
-    lower = sharded and precision != "float32"
-    saved, work = activation_bytes(config, "bfloat16" if lower else precision, device_type)
+    num_shards = world_size if sharded else 1
+    weights = -(-4 * total // num_shards)
+    trained_weights = -(-4 * trained // num_shards)
     local_batch = -(-config.batch_size // world_size)
-    shard, trained_shard = (-(-4 * count // (world_size if sharded else 1)) for count in (total, trained))
-    itemsize = 2 if lower else 4
-    gradients = trained_shard
     gathered = 0
-    copies = 0
-    if not config.activation_checkpointing and (body := _body(config.model)):  # standardized filters
-        filters = body.num_parameters(config.model.image_hw) * trained // total
-        copies = filters * (6 if lower or precision == "bfloat16" else 4)
+    gradients = trained_weights
     if sharded:
+        precision = "bfloat16" if precision == "autocast" else precision  # FSDP2 casts what it gathers
+        itemsize = 4 if precision == "float32" else 2
         gathered = itemsize * (2 * outside + 3 * block) + 4 * block
-        gradients = 4 * trained if microbatch < local_batch else trained_shard
-    elif precision == "bfloat16":  # a copy of the weights, and its gradients
-        copies, gradients = copies + 2 * total, gradients + 2 * trained
-    elif precision == "autocast" and not config.activation_checkpointing:  # else cast again for each block
-        copies += 2 * trained
+        if microbatch < local_batch:
+            gradients = 4 * trained
+    elif precision == "bfloat16":
+        gradients += 2 * trained  # of the copy of the weights
+    saved, work = activation_bytes(config, precision, device_type)
     height, width = config.model.image_hw
     return {
-        "weights": shard,
-        "copies": copies,
+        "weights": weights,
+        "copies": _copied_bytes(config, precision, sharded),
         "gathered": gathered,
         "gradients": gradients,
-        "optimizer": state_per_weight(config.optim) * trained_shard,
-        "average": shard if config.average_decay else 0,
+        "optimizer": state_per_weight(config.optim) * trained_weights,
+        "average": weights if config.average_decay else 0,
         "images": 2 * local_batch * 3 * height * width * 4,  # of this step and the next one
         "activations": microbatch * saved,
         "work": microbatch * work,
     }
+
+
+def _copied_bytes(config: TrainConfig, precision: Precision, sharded: bool) -> int:
+    """Bytes of weights that are standardized or cast for the products, besides what is gathered. With activation
+    checkpointing each block frees its own; the model in bfloat16 stays."""
+    total, _, _, trained = weight_counts(config.model, config.masking, config.trained_blocks)
+    body = _body(config.model)
+    copies = 2 * total if precision == "bfloat16" and not sharded else 0
+    if config.activation_checkpointing:
+        return copies
+    if body:  # standardized in float32, then cast
+        copies += body.num_parameters(config.model.image_hw) * trained // total * (6 if precision == "bfloat16" else 4)
+    if precision == "autocast" and not sharded:
+        copies += 2 * trained
+    return copies
 
 
 @functools.cache
@@ -90,111 +126,128 @@ def weight_counts(
 
 def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_type: str) -> int:
     """Peak bytes of a forward pass without gradients: weights, images and the rest, all in `dtype`."""
-    body, numel = _body(config), 0
+    body = _body(config)
+    matrix = 0  # elements
     if isinstance(config, ViTConfig):
-        numel = max(batch * config.heads * tokens * length for tokens, length in _sequences(config, config.num_patches))
-    fused = attention_backend(device_type, False, dtype, numel) == "fused"
+        matrix = batch * config.heads * max(math.prod(shape) for shape in _sequences(config, config.num_patches))
+    fused = attention_backend(device_type, False, dtype, matrix) == "fused"
+    activations = dtype.itemsize * batch * _forward_numbers(config, fused)
     standardized = 8 * 9 * (body.channels // 4) ** 2 if body else 0  # the largest filters, twice in float32
-    forward = dtype.itemsize * batch * _forward_numbers(config, fused)
-    return dtype.itemsize * config.num_parameters + max(forward, standardized)
+    return dtype.itemsize * config.num_parameters + max(activations, standardized)
 
 
 def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
     """The numbers of an image at the peak of a forward pass without gradients, the image included."""
     body = _body(config)
-    pixels = config.in_chans * math.prod(config.image_hw)
+    pixels = math.prod(config.image_hw)
     peaks = [0]
     if body:
-        peaks = [body.width * math.prod(config.image_hw) // 4 * 3]
+        peaks.append(3 * (body.width * pixels // 4))
         for unit in body.units():
             before, after = _positions(unit, config.image_hw)
             peaks.append(unit.channels_out * after * (4 if body.version == "v1" else 3) + unit.inner * before)
     if isinstance(config, ViTConfig):
         d = config.width
         for tokens, length in _sequences(config, config.num_patches):
-            peaks.append(tokens * (_hidden_layers(config) * config.mlp_dim + 3 * d))
-            peaks.append(0 if fused else tokens * (6 * d + 2 * config.heads * length))
-    return pixels + max(peaks)
+            peaks.append(tokens * (_mlp_layers(config) * config.mlp_dim + 3 * d))
+            if not fused:
+                peaks.append(tokens * (6 * d + 2 * config.heads * length))
+    return config.in_chans * pixels + max(peaks)
 
 
 def activation_bytes(config: TrainConfig, precision: Precision, device_type: str) -> tuple[int, int]:
     """Bytes of an image in training: what the forward pass saves, and what the peak has besides."""
     model = config.model
-    body = _body(config.model)
-    trained = config.trained_blocks
-    a = 4 if precision == "float32" else 2
-    n = 2 if precision == "bfloat16" else 4
-    embedding, units, blocks, per_layer = 0, [], [], 1
-    if body:
-        units = _unit_bytes(body, model.image_hw, a, n)
-        root = body.width * math.prod(model.image_hw) // 4
-        embedding = 3 * a * math.prod(model.image_hw) + root * (n + 2)
-        embedding += root * (n + _activated(a, n)) * (body.version == "v1")
-    if isinstance(model, ViTConfig):
-        embedding += a * model.num_patches * model.patch_size**2 * (body.channels if body else model.in_chans)
-        blocks = _block_bytes(model, a, n, device_type)
-        per_layer = 2 if model.encoder == "axial" else 1
-    parts = units + blocks
-    if trained is not None:  # a hybrid's stem is part of its embedding
-        parts = (blocks or units)[::-1][: trained * per_layer][::-1]
-        embedding = 0
+    body = _body(model)
+    size = ItemSize(product=4 if precision == "float32" else 2, norm=2 if precision == "bfloat16" else 4)
+    units = _unit_bytes(body, model.image_hw, size) if body else []
+    blocks = _block_bytes(model, size, device_type) if isinstance(model, ViTConfig) else []
     outputs = model.num_classes
-    last = model.grid[0] * model.grid[1] * (body.channels if body else 0)
-    if isinstance(model, ViTConfig):
-        last = model.num_tokens * model.width
-        if config.masking:
-            outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
-    outside = embedding + ((a + n) * last if parts else 0) + 8 * outputs  # 8: logits and log_softmax
-    inputs = list(itertools.accumulate(part[0] for part in parts))
+    if config.masking and isinstance(model, ViTConfig):
+        outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
+    outside = 8 * outputs  # logits and log_softmax, in float32
+    if config.trained_blocks is None:
+        trained = units + blocks
+        outside += _embedding_bytes(model, size)
+    else:  # the stem of a hybrid is frozen, as a part of its embedding
+        encoder = blocks or units
+        count = config.trained_blocks * (2 if isinstance(model, ViTConfig) and model.encoder == "axial" else 1)
+        trained = encoder[max(len(encoder) - count, 0) :]
+    if trained:  # input and output of the last normalization
+        is_vit = isinstance(model, ViTConfig)
+        features = model.num_tokens * model.width if is_vit else math.prod(model.grid) * model.body.channels
+        outside += (size.norm + size.product) * features
     if config.activation_checkpointing:
-        saved = outside + sum(part[0] for part in parts)
-        peaks = [outside + below + part[1] + part[2] for below, part in zip(inputs, parts, strict=True)]
+        inputs = itertools.accumulate(block.input for block in trained)
+        saved = outside + sum(block.input for block in trained)
+        peaks = [outside + below + block.saved + block.work for below, block in zip(inputs, trained, strict=True)]
     else:
-        saved = outside + sum(part[1] for part in parts)
-        peaks = [saved + part[2] for part in parts[-1:]]
-    forward = (n if body else a) * _forward_numbers(model)  # of frozen blocks the peak may be here
-    return saved, max([forward, saved + 8 * outputs, *peaks]) - saved
+        saved = outside + sum(block.saved for block in trained)
+        peaks = [saved + block.work for block in trained[-1:]]
+    peaks.append(saved + 8 * outputs)
+    peaks.append((size.norm if body else size.product) * _forward_numbers(model))  # higher where blocks are frozen
+    return saved, max(peaks) - saved
 
 
-def _block_bytes(config: ViTConfig, a: int, n: int, device_type: str) -> list[tuple[int, int, int]]:
-    """Bytes of an image in each block of a ViT: input, all that is saved, what the backward pass needs besides."""
+def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
+    """Bytes that are saved of an image before the first block or unit."""
+    body = _body(config)
+    saved = 0
+    if body:
+        pixels = math.prod(config.image_hw)
+        root = body.width * pixels // 4  # output of its convolution, at half of the resolution
+        saved += size.product * 3 * pixels  # input of the root
+        if body.version == "v1":
+            saved += (size.norm + size.relu) * root  # inputs of its GroupNorm, output of its ReLU
+        saved += (size.norm + 2) * root  # input of the max-pooling, and an index of 8 bytes for a quarter of it
+    if isinstance(config, ViTConfig):
+        channels = body.channels if body else config.in_chans
+        saved += size.product * config.num_patches * config.patch_size**2 * channels  # input of the projection
+    return saved
+
+
+def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[BlockBytes]:
+    """The blocks of a ViT, two for each axial layer."""
+    variant = config.variant
     d = config.width
     m = config.mlp_dim
-    hidden = _hidden_layers(config)
-    parts = []
+    layers = _mlp_layers(config)
+    relative = config.position == "relative"
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
-    relative, variant = config.position == "relative", config.variant
-    # Per token: inputs of two LayerNorms, their outputs, q, k, v, the heads' output, the MLP's layers; options.
-    token = 2 * n * d + 6 * a * d + hidden * a * m
-    token += a * d * (2 * (variant.layer_scale is not None) + 3 * (variant.rotary is not None) + relative)
-    token += (a + n) * d * variant.attention_norm + n * m * variant.mlp_norm
-    token += (2 * d + m) * (a if device_type == "cpu" else 1) * (config.dropout > 0)  # masks
+    token = size.norm * 2 * d + size.product * 2 * d  # inputs and outputs of two LayerNorms
+    token += size.product * 4 * d  # q, k, v and the output of the heads
+    token += size.product * layers * m
+    token += size.product * d * (2 * (variant.layer_scale is not None) + 3 * (variant.rotary is not None) + relative)
+    token += (size.product + size.norm) * d * variant.attention_norm
+    token += size.norm * m * variant.mlp_norm
+    if config.dropout:
+        token += (2 * d + m) * (size.product if device_type == "cpu" else 1)  # masks
+    blocks = []
     for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
         matrix = tokens * config.heads * length
-        work = tokens * m * (a * (hidden - 1) + 2 * n * variant.mlp_norm)
+        saved = tokens * token + size.product * matrix * (matmul or relative)
+        work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * variant.mlp_norm)
         if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
-            work = max(work, a * (2 * matrix - tokens * (hidden * m - d)))
-        parts.append((a * tokens * d, tokens * token + a * matrix * (matmul or relative), work))
-    return parts * config.depth
+            work = max(work, size.product * (2 * matrix - tokens * (layers * m - d)))
+        blocks.append(BlockBytes(size.product * tokens * d, saved, work))
+    return blocks * config.depth
 
 
-def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], a: int, n: int) -> list[tuple[int, int, int]]:
-    """The same of each unit of a ResNet."""
-    v1, activated, parts = body.version == "v1", _activated(a, n), []
+def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> list[BlockBytes]:
+    """The units of a ResNet."""
+    v1 = body.version == "v1"
+    units = []
     for unit in body.units():
         c, m, out = unit.channels_in, unit.inner, unit.channels_out
         before, after = _positions(unit, image_hw)
-        normalized = m * (before + after) + out * after * (1 + (v1 and unit.projects))
-        saved = n * normalized + activated * (m * (before + after) + (out * after if v1 else c * before))
-        if body.mixing == "axial":  # two attentions, with relative positions
-            saved += before * a * (12 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))
-        parts.append(((n if v1 else a) * c * before, saved, 2 * n * out * after))
-    return parts
-
-
-def _activated(a: int, n: int) -> int:
-    """Bytes of a number after a ReLU, which autocast casts for the next convolution."""
-    return a if a == n else a + n
+        norm_inputs = m * (before + after) + out * after * (2 if v1 and unit.projects else 1)
+        relu_outputs = m * (before + after) + (out * after if v1 else c * before)
+        saved = size.norm * norm_inputs + size.relu * relu_outputs
+        if body.mixing == "axial":  # two attentions: input, q, k, v, scaled q, output; relative logits
+            saved += size.product * before * (2 * 6 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))
+        input_size = size.norm if v1 else size.product
+        units.append(BlockBytes(input_size * c * before, saved, work=2 * size.norm * out * after))
+    return units
 
 
 def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:
@@ -205,18 +258,17 @@ def _positions(unit: Unit, image_hw: tuple[int, int]) -> tuple[int, int]:
 
 def _sequences(config: ViTConfig, patches: int) -> list[tuple[int, int]]:
     """For each attention in an encoder layer: the tokens of an image and of a sequence."""
-    p = config.num_prefix_tokens
-    return (
-        [(p + patches, p + patches)]
-        if config.encoder == "full"
-        else [(patches // s * (p + s), p + s) for s in config.grid]
-    )
+    prefix = config.num_prefix_tokens
+    if config.encoder == "full":
+        return [(prefix + patches, prefix + patches)]
+    return [(patches // side * (prefix + side), prefix + side) for side in config.grid]
 
 
-def _hidden_layers(config: ViTConfig) -> int:
+def _mlp_layers(config: ViTConfig) -> int:
     """How many tensors as wide as `mlp_dim` an MLP makes."""
     return 4 if config.variant.swiglu else 3 if config.variant.gelu == "quick" else 2
 
 
 def _body(config: ModelConfig) -> ResNetBody | None:
+    """The convolutional stages of a ResNet or a hybrid."""
     return config.body if isinstance(config, ResNetConfig) else config.stem

@@ -1,4 +1,4 @@
-"""How many images go through the model at once: as many as fit into the free memory, and what a step of them costs."""
+"""How many images go through the model at once (`choose_microbatch`), and what a step costs (`measure_step`)."""
 
 import copy
 import dataclasses
@@ -77,9 +77,9 @@ def choose_microbatch(
     runtime = {"device": device_name(device), "processes": world.world_size}
 
     def choose() -> int:
-        saved = workdir.read_runtime()
         if config.microbatch is not None:
             return config.microbatch
+        saved = workdir.read_runtime()
         if saved.items() >= runtime.items():
             return int(saved["microbatch"])
         if measured is not None:
@@ -98,7 +98,7 @@ def default_microbatch(forward_macs: int, device: torch.device, shard: int) -> i
     if device.type != "cpu":
         return shard
     useful = max(int(CPU_FLOPS / (6 * forward_macs)), 1)
-    return shard if useful >= shard else _half(useful + 1)
+    return shard if useful >= shard else _lower_power_of_two(useful + 1)
 
 
 def measure_step(
@@ -106,7 +106,7 @@ def measure_step(
 ) -> StepCost:
     """Chooses the micro-batch of each of `world_size` ranks and measures its speed; `model` stays unchanged.
 
-    train: on a CPU, whether a training step is timed (`step_seconds` estimates what this takes). If not, its time is
+    train: on a CPU, whether a training step is timed (`timing_seconds` estimates what this takes). If not, its time is
     TRAIN_RATIO times the forward pass's.
 
     `config.microbatch` is taken if given. Otherwise it is `default_microbatch`, halved until a step takes at most
@@ -115,62 +115,70 @@ def measure_step(
     """
     from vitlab.train.memory import rank_bytes
 
-    if device.type == "cpu":
-        keep_freed_memory()
+    on_cpu = device.type == "cpu"
     free = free_memory(device)
-    if free is not None and device.type == "cpu":
-        free //= world_size
+    if on_cpu:
+        keep_freed_memory()
+        free = None if free is None else free // world_size
     precision = resolve_precision(config.precision, device)
-    sharded, seconds = config.fsdp and world_size > 1, math.inf
-    train = train or device.type != "cpu"
+    sharded = config.fsdp and world_size > 1
 
     def memory(images: int) -> int:
         return sum(rank_bytes(config, images, precision, device.type, world_size, sharded).values())
 
     shard = -(-config.batch_size // world_size)
     size = min(config.microbatch or default_microbatch(config.model.forward_macs, device, shard), shard)
-    while free is not None and not config.microbatch and size > 1 and memory(size) > MEMORY_FRACTION * free:
-        size = _half(size)
-    while train:
+    if free is not None and not config.microbatch:
+        while size > 1 and memory(size) > MEMORY_FRACTION * free:
+            size = _lower_power_of_two(size)
+    train_seconds = None
+    if train or not on_cpu:
+        size, train_seconds = _try_training(config, model, device, size, shard, sharded)
+    # Three passes of an eighth of the work of the training step that is timed.
+    count = min(size, math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs))) if on_cpu else size
+    images = _blank_images(config, count, device)
+    dtype = frozen_dtype(config.precision, device)
+    eval_seconds = _time_evaluation(model, images)
+    feature_seconds = eval_seconds if dtype == torch.float32 else _time_evaluation(model, images, dtype)
+    if train_seconds is None:
+        train_seconds = TRAIN_RATIO * feature_seconds
+    return StepCost(size, train_seconds, eval_seconds, feature_seconds, memory(size), free)
+
+
+def _try_training(
+    config: TrainConfig, model: nn.Module, device: torch.device, size: int, shard: int, sharded: bool
+) -> tuple[int, float]:
+    """The micro-batch, `size` or a half of it that does not run out of memory, and seconds per image of training."""
+    while True:
         try:
-            sample = _sample(config) if device.type == "cpu" else size
-            seconds = train_seconds(config, model, device, min(sample, size), shard)
-            break
+            num_images = min(size, _timed_images(config)) if device.type == "cpu" else size
+            return size, time_training(config, model, device, num_images, shard)
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
                 raise
         gc.collect()  # with activation checkpointing a model is a cycle of references
         torch.cuda.empty_cache()
         if sharded:
-            break
-        size = _half(size)
-    # Three passes of an eighth of the work of the training step that is timed.
-    sample = math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)) if device.type == "cpu" else size
-    images = _blank_images(config, min(sample, size), device)
-    dtype = frozen_dtype(config.precision, device)
-    eval_seconds = _eval_seconds(model, images)
-    feature_seconds = eval_seconds if dtype == torch.float32 else _eval_seconds(model, images, dtype)
-    return StepCost(
-        size, seconds if train else TRAIN_RATIO * feature_seconds, eval_seconds, feature_seconds, memory(size), free
-    )
+            return size, math.inf
+        size = _lower_power_of_two(size)
 
 
-def _sample(config: TrainConfig) -> int:
+def _timed_images(config: TrainConfig) -> int:
     """Images of a training step that are timed on a CPU."""
     return math.ceil(SAMPLE_FLOPS / (6 * config.model.forward_macs))
 
 
-def step_seconds(config: TrainConfig, train_seconds: float) -> float:
+def timing_seconds(config: TrainConfig, train_seconds: float) -> float:
     """What it takes to time a training step on a CPU, by an estimate of its seconds per image."""
-    return 2 * _sample(config) * train_seconds
+    return 2 * _timed_images(config) * train_seconds
 
 
-def _half(size: int) -> int:
+def _lower_power_of_two(size: int) -> int:
     """The largest power of two below `size`."""
     return 2 ** ((size - 1).bit_length() - 1)
 
 
-def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, shard: int) -> float:
+def time_training(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, shard: int) -> float:
     """Seconds per image of a training step of `shard` images; `num_images` of them are timed, by a copy of the model.
 
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
@@ -186,7 +194,7 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
     return (seconds - update) / num_images + update / shard
 
 
-def _eval_seconds(model: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> float:
+def _time_evaluation(model: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> float:
     """Seconds per image of a forward pass, as in evaluation: the mean of two, after a warm-up."""
     forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device, dtype).eval()
     with torch.inference_mode():

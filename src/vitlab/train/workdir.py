@@ -16,12 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.checksums import SUMS, read_sums, sha256, write_sums
-from vitlab.config.data import RENAMED
-from vitlab.config.train import REMOVED
-from vitlab.data.identity import listed, normalized_location
 from vitlab.errors import UserError, WriteError
 from vitlab.io import finite, lock_file, resolved, write_bytes
-from vitlab.models.variant import nested
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import (
     METRICS,
@@ -34,17 +30,14 @@ from vitlab.train.run_files import (
     record_report,
     run_files,
 )
+from vitlab.train.saved_settings import require_same_settings
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 LOCK = ".lock"
-MAX_SHOWN = 20
-"""Differences of settings in a message."""
-IGNORED = ("microbatch", "reasons", "automatic")
-"""Keys of config.json: what depends on the machine's memory, how the settings came about, also in earlier versions."""
-_ABSENT = "not set"
+"""File that the process with an open folder has locked."""
 
 
 class Workdir:
@@ -68,7 +61,7 @@ class Workdir:
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
         if self.writes:
-            self._open(settings)
+            self._open(settings)  # the other ranks wait for rank 0 in the next line
         self.corrupt: dict[str, str] = world.broadcast_object(lambda: find_corrupt(self.path))
         """Files of a finished run, or of the runs in it, that are missing or not what it wrote: name -> problem."""
         intact = not any(map(is_result, self.corrupt))
@@ -82,6 +75,7 @@ class Workdir:
             )
 
     def _open(self, settings: Mapping[str, Any]) -> None:
+        """Locks the folder, clears leftovers, and opens config.json and the logs."""
         check_folder(self.path)
         try:
             self._lock = lock_file(self.path / LOCK)
@@ -105,36 +99,17 @@ class Workdir:
             raise
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
+        """Writes config.json, or compares it; a corrupt one of a finished run is written again."""
         file = self.path / "config.json"
         digest = hashlib.sha256(_to_json(settings)).hexdigest()
         if (self.path / SUMS).exists() and read_sums(self.path).get(file.name) == digest != sha256(file):
             logger.warning("%s does not match its checksum: it is regenerated", file)
             file.unlink()
-        if not file.exists():
+        if file.exists():
+            require_same_settings(file, settings)
+        else:
             with self._writing():
                 write_json(file, settings)
-            return
-        try:
-            saved = dict(json.loads(file.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
-        identified = "images" in saved
-        if not identified:  # by an earlier version
-            saved |= {name: settings[name] for name in ("images", "classes") if name in settings}
-            saved |= _classes_of_model(self.path)
-        differences = _differences(_comparable(saved, identified), _comparable(settings, identified))
-        of_images = [line for line in differences if line.startswith(("images.", "classes:"))]
-        if of_images:  # which say what these mean
-            differences = [line for line in differences if not line.startswith(("names_and_labels.", "examples:"))]
-        if differences:
-            what = "on other images (their names and content)" if differences == of_images else "with other settings"
-            if len(differences) > MAX_SHOWN:
-                differences[MAX_SHOWN:] = [f"... ({len(differences)})"]
-            raise UserError(
-                f"the work folder {self.path} holds a run {what}:\n  "
-                + "\n  ".join(differences)
-                + "\nGive another --workdir, or the same settings and images to resume that run."
-            )
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run."""
@@ -154,8 +129,8 @@ class Workdir:
         self.finished = True
 
     def write_report(self, make: Callable[[], bool]) -> None:
-        """Makes what follows the finished job, unless it is complete and intact: `make()` writes the files of REPORT,
-        and returns whether it could."""
+        """Makes the report of a finished job, unless it is complete and intact: `make()` writes its files, and returns
+        whether it could."""
         if self.writes and not has_report(self.path) and make():
             with self._writing():
                 record_report(self.path)
@@ -302,40 +277,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             return record
     return None
-
-
-def _differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """`name: old -> new` for every setting that differs.
-
-    A setting missing on one side and None on the other is not a difference, so that later versions can resume the run.
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        prefix = f"{name}." if name else ""
-        return [
-            line
-            for key in sorted(old.keys() | new.keys())
-            for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
-        ]
-    switched_off = all(value in (None, _ABSENT) for value in (old, new))
-    return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
-
-
-def _comparable(settings: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """`settings` without what may differ between two starts of one run: IGNORED, settings that were removed or
-    renamed, and the place of what is `identified` by its content."""
-    settings = {name: value for name, value in settings.items() if name not in IGNORED}
-    if isinstance(optim := settings.get("optim"), dict):
-        settings["optim"] = REMOVED | optim
-    if isinstance(model := settings.get("model"), dict):
-        settings["model"] = nested(model)
-    if isinstance(data := settings.get("data"), dict) and "name" in data:
-        data = {RENAMED.get(name) or name: value for name, value in data.items()}
-        settings["data"] = normalized_location(data, identified) | ({"exclude": None} if "excluded" in settings else {})
-    return settings
-
-
-def _classes_of_model(folder: Path) -> dict[str, Any]:
-    """`classes` of the model of a finished run, as in settings; empty without one."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return {"classes": listed(json.loads((folder / "model" / "config.json").read_bytes())["extra"]["classes"])}
-    return {}

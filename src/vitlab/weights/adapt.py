@@ -1,4 +1,4 @@
-"""A trained model at another image size and for another task (Sec. 3.2)."""
+"""A trained model at another image size and for another task (Sec. 3.2), as `load_model` asks for."""
 
 import dataclasses
 import math
@@ -39,21 +39,13 @@ def adapt(
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
     state = dict(state)
-    new = dataclasses.replace(
-        config,
-        image_size=config.image_size if image_size is None else image_size,
-        num_classes=config.num_classes if num_classes is None else num_classes,
-    )
+    image_size = config.image_size if image_size is None else image_size
+    num_classes = config.num_classes if num_classes is None else num_classes
+    new = dataclasses.replace(config, image_size=image_size, num_classes=num_classes)
     _check_size(config, new)
-    reset_head = reset_head or new.num_classes != config.num_classes
-    if isinstance(new, ViTConfig) and pre_logits == "drop" and new.representation_size:
-        if not reset_head and config.num_classes:
-            raise UserError(
-                f"pre_logits='drop' removes the layer that the head of {config.num_classes} classes was "
-                f"trained on; add reset_head=True for a new head, or num_classes=0 for none."
-            )
-        new = dataclasses.replace(new, representation_size=None)
-        del state["pre_logits.weight"], state["pre_logits.bias"]
+    reset_head = reset_head or num_classes != config.num_classes
+    if pre_logits == "drop":
+        new = _drop_pre_logits(new, state, trained_classes=0 if reset_head else config.num_classes)
     if pool is not None:
         new = _pool_token(new, state, pool)
     if interpolation is not None:
@@ -61,10 +53,7 @@ def adapt(
             raise UserError(f"interpolation={interpolation!r} is for position embeddings, and a ResNet has none.")
         new = override(new, position_interpolation=interpolation)
     if in_chans is not None and in_chans != config.in_chans:
-        if not isinstance(new, ViTConfig) or new.stem or config.in_chans != 3:
-            raise UserError(f"in_chans={in_chans} is for ViTs that cut 3 channels into patches; leave it out.")
-        new = dataclasses.replace(new, in_chans=in_chans)
-        state["embedding.weight"] = adapt_channels(state["embedding.weight"], in_chans)
+        new = _change_channels(new, state, in_chans)
     _resize(config, new, state)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
@@ -72,69 +61,88 @@ def adapt(
     return new, state
 
 
+def _check_size(config: ModelConfig, new: ModelConfig) -> None:
+    """Raises UserError for a larger image than memory and time allow, which metadata may ask for."""
+    trained, resized = (
+        c.num_patches if isinstance(c, ViTConfig) else math.prod(c.image_hw) // 32**2 for c in (config, new)
+    )
+    if resized > max(MAX_PATCHES, trained):
+        raise UserError(
+            f"image_size={new.image_size}, of the checkpoint's preprocessing or given, makes {resized:,} patches of an "
+            f"image; allowed: {MAX_PATCHES:,}. Give a smaller image_size."
+        )
+
+
+def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_classes: int) -> ModelConfig:
+    """Without the hidden layer before the head, in place; `trained_classes` are those of a head that would stay."""
+    if not isinstance(config, ViTConfig) or not config.representation_size:
+        return config
+    if trained_classes:
+        raise UserError(
+            f"pre_logits='drop' removes the layer that the head of {trained_classes} classes was trained on; add "
+            f"reset_head=True for a new head, or num_classes=0 for none."
+        )
+    del state["pre_logits.weight"], state["pre_logits.bias"]
+    return dataclasses.replace(config, representation_size=None)
+
+
 def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViTConfig:
-    """The configuration with the class token in place of the mean over patches; in place, the first register, which is
-    what the readers make of a class token that no head reads, becomes it."""
+    """The head's input is the class token instead of the mean over patches. Readers load a class token that no head
+    reads as the first register; in place, it becomes the class token again."""
     if pool != "token":
         raise UserError(f"pool is {pool!r}; allowed: 'token', or None for the checkpoint's own.")
     if not isinstance(config, ViTConfig) or config.pool not in ("token", "gap"):
         raise UserError("pool='token' is for a ViT that averages its patches; leave it out.")
     if config.pool == "token":
         return config
-    if (
-        not config.variant.registers
-        or config.num_classes
-        or config.variant.final_norm != "tokens"
-        or config.representation_size
-    ):
+    variant = config.variant
+    has_trained_head = config.num_classes or config.representation_size
+    if not variant.registers or has_trained_head or variant.final_norm != "tokens":
         raise UserError(
             "pool='token' requires a class token beside the patches, no head that was trained on their mean "
             "(num_classes=0 removes it), and a LayerNorm on all tokens; leave it out."
         )
     state["cls"], state["registers"] = state["registers"].tensor_split([1], dim=1)
-    if config.variant.registers == 1:
+    if variant.registers == 1:
         del state["registers"]
-    return override(config, pool="token", registers=config.variant.registers - 1, class_position=False)
+    return override(config, pool="token", registers=variant.registers - 1, class_position=False)
 
 
-def adapt_channels(weight: Tensor, channels: int) -> Tensor:
-    """Patch filters [D, 3, P, P] for another number of channels, as timm makes them: for one their sum, which on gray
-    images computes what the filters compute on RGB; for others they repeat, times 3 / channels."""
+def _change_channels(config: ModelConfig, state: dict[str, Tensor], channels: int) -> ViTConfig:
+    """Patch filters [D, 3, P, P] for another number of channels, in place, as timm makes them: for one channel their
+    sum, which on gray images computes what they compute on RGB; for others they repeat, times 3 / channels."""
+    if not isinstance(config, ViTConfig) or config.stem or config.in_chans != 3:
+        raise UserError(f"in_chans={channels} is for ViTs that cut 3 channels into patches; leave it out.")
+    weight = state["embedding.weight"]
     if channels == 1:
-        return weight.sum(dim=1, keepdim=True)
-    return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
-
-
-def _check_size(config: ModelConfig, new: ModelConfig) -> None:
-    """Raises UserError for a larger image than memory and time allow, which metadata may ask for."""
-    patches = [c.num_patches if isinstance(c, ViTConfig) else math.prod(c.image_hw) // 32**2 for c in (config, new)]
-    if patches[1] > max(MAX_PATCHES, patches[0]):
-        raise UserError(
-            f"image_size={new.image_size}, of the checkpoint's preprocessing or given, makes {patches[1]:,} patches of "
-            f"an image; allowed: {MAX_PATCHES:,}. Give a smaller image_size."
-        )
+        weight = weight.sum(dim=1, keepdim=True)
+    else:
+        weight = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
+    state["embedding.weight"] = weight
+    return dataclasses.replace(config, in_chans=channels)
 
 
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Interpolates what depends on the grid, in place."""
+    """Interpolates what depends on the grid, in place: position embeddings, relative encodings of an axial ResNet."""
     if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
         state.update(resize_positions(state, config, new.grid, new.variant.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
             stage, number = map(int, name.split(".")[2:4])
             unit = config.body.units()[sum(config.body.layers[:stage]) + number]
-            old_side, side = (unit.grid(hw)["row_" in name] for hw in (config.image_hw, new.image_hw))
+            axis = 1 if name.endswith("row_offsets") else 0  # within a row, positions are as many as columns
+            old_side, side = unit.grid(config.image_hw)[axis], unit.grid(new.image_hw)[axis]
             state[name] = interpolate_offsets(state[name][None], (old_side, 1), (side, 1))[0]
 
 
 def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
     """Puts the model's heads into `state`, with zero weights."""
     like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
-    distilled = isinstance(config, ViTConfig) and config.variant.distilled
+    has_two_heads = isinstance(config, ViTConfig) and config.variant.distilled
     for head in ("head", "head_distilled"):
         state.pop(f"{head}.weight", None)
         state.pop(f"{head}.bias", None)
-        if config.num_classes and (head == "head" or distilled):
+        if config.num_classes and (head == "head" or has_two_heads):
             state[f"{head}.weight"] = like.new_zeros(config.num_classes, config.num_features)
             state[f"{head}.bias"] = like.new_full((config.num_classes,), config.head_bias)
 

@@ -1,7 +1,9 @@
-"""Settings that a bare .safetensors file does not record, and the lines that say what is assumed for them. Importing
-this does not import torch."""
+"""Settings that a bare .safetensors file does not record, and the warnings about what is assumed for them.
 
-import collections
+`--assume` of `vitlab convert` and `assume` of `load_model` set `Assumptions`; `timm.py`, which reads bare files, calls
+the functions. Importing this does not import torch.
+"""
+
 import functools
 import logging
 from dataclasses import asdict, dataclass
@@ -12,7 +14,7 @@ from annotated_types import Gt
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.settings import PositiveInt, check_fields
+from vitlab.settings import Checked, PositiveInt
 
 if TYPE_CHECKING:
     from vitlab.weights.original_names import Origin
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Assumptions:
+class Assumptions(Checked):
     """Settings of a bare .safetensors; None keeps what is assumed."""
 
     prefix: str | None = None
@@ -39,15 +41,13 @@ class Assumptions:
     std: tuple[float, ...] | None = None
     """Standard deviation of the images in [0, 1], of each channel."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def given(self) -> dict[str, Any]:
+        """The settings that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def assumed_preprocessing(origin: "Origin", config: ModelConfig, mean: Any, std: Any) -> Preprocessing:
-    """How the code that the names are from prepares images; squashed to size where they do not show it."""
+    """How the code base of the tensors' names prepares images; they are squashed to size where it crops nothing."""
     images, size = origin.images, config.image_size
     if images.size is not None and isinstance(config, ViTConfig) and images.size % config.patch_size == 0:
         size = images.size
@@ -56,38 +56,26 @@ def assumed_preprocessing(origin: "Origin", config: ModelConfig, mean: Any, std:
 
 
 @functools.cache  # a command reads a checkpoint several times
-def say(line: str) -> None:
-    """Logs a line once."""
+def warn_once(line: str) -> None:
     logger.warning("%s", line)
 
 
-def say_left_out(name: str, origin: "Origin") -> None:
-    """Logs which tensors of a described checkpoint do not belong to the model."""
-    if origin.left_out:
-        say(f"{name}: {_left_out(origin)}.")
-
-
-def say_assumptions(
+def warn_assumptions(
     name: str, origin: "Origin", config: ModelConfig, prepared: Preprocessing, given: Assumptions
 ) -> None:
-    """Logs what a bare file is read as, in one line."""
-    parts: list[str] = []
+    """Logs what a bare file is read as, in one line, and how to change it."""
+    assumed: list[str] = []
     if isinstance(config, ViTConfig):
-        assumed = [setting for setting in ("heads", "gelu", "layer_norm_eps", "pool") if setting not in given.given()]
-        parts += [f"{setting} {all_settings(config)[setting]}" for setting in assumed]
+        settings = [setting for setting in ("heads", "gelu", "layer_norm_eps", "pool") if setting not in given.given()]
+        assumed += [f"{setting} {all_settings(config)[setting]}" for setting in settings]
         height, width = config.image_hw
         rows, columns = config.grid
-        parts.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")
-    parts.append(f"images: {prepared.describe()}")
+        assumed.append(f"image_size {height}x{width} ({rows}x{columns} patches of {config.patch_size})")
+    assumed.append(f"images: {prepared.describe()}")
     behind = f" behind {origin.prefix!r}" if origin.prefix else ""
-    left_out = f" ({_left_out(origin)})" if origin.left_out else ""
-    say(
+    left_out = f" ({origin.describe_left_out()})" if origin.left_out else ""
+    warn_once(
         f"{name} has {origin.code_base}'s names{behind}{left_out} and no config.json, so these are assumed: "
-        f"{', '.join(parts)}. Change one by `vitlab convert {name} OUT --to vitlab --assume.heads N` "
+        f"{', '.join(assumed)}. Change one by `vitlab convert {name} OUT --to vitlab --assume.heads N` "
         f"(.gelu, .layer-norm-eps, .pool, .mean, .std; --image-size), or load_model(..., assume={{'heads': N}})."
     )
-
-
-def _left_out(origin: "Origin") -> str:
-    counts = collections.Counter(name.split(".")[0] for name in origin.left_out)
-    return "left out: " + ", ".join(f"{name} ({count})" for name, count in counts.items())

@@ -17,23 +17,18 @@ logger = logging.getLogger(__name__)
 
 Format = Literal["google", "vitlab", "timm", "huggingface"]
 HUBS = ("hub:", "timm:")
-"""What the name of a checkpoint on a hub begins with."""
+"""Beginnings of the name of a checkpoint on a hub."""
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".pth.tar", ".pt.tar")
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 NOT_WEIGHTS = re.compile("optim|sched|scaler|rng_state|training_args")
-"""In the names of the pickles that trainers write beside the weights."""
+"""In the names of pickles that trainers write beside the weights."""
 READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, a .safetensors of a ViT, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
 DOWNLOADED = (
-    "config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    OPEN_CLIP_CONFIG,
-    "*.safetensors.index.json",
-    "*.safetensors",
-    "*.npz",
+    *("config.json", "preprocessor_config.json", "processor_config.json", OPEN_CLIP_CONFIG),
+    *("*.safetensors.index.json", "*.safetensors", "*.npz"),
 )
 """All that is ever downloaded: no pickles, no code."""
 
@@ -50,9 +45,10 @@ def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
 
 
 def _find_file(path: Path) -> tuple[Format, Path]:
+    """From content, then suffix; a model.safetensors beside its config.json stands for the folder."""
     start, is_safetensors = _beginning(path)
     if is_pickle(path):
-        raise _refuse_pickles([path], f"{path} is a pickle")
+        raise _pickles_error([path], f"{path} is a pickle")
     if start.startswith(b"PK"):
         return "google", path
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
@@ -81,9 +77,11 @@ def _beginning(path: Path) -> tuple[bytes, bool]:
 
 
 def _find_in_folder(folder: Path) -> tuple[Format, Path]:
+    """In this order: a work folder of ours, open_clip, pickles without weights beside them, an unfinished training, one
+    bare file without config.json, and the format of config.json."""
     if (folder / "model" / "config.json").is_file():
-        corrupt = find_corrupt_files(folder, ("model/config.json",))  # which has the checksum of the weights
-        for name, problem in corrupt.items():
+        # This file has the checksum of the weights.
+        for name, problem in find_corrupt_files(folder, ("model/config.json",)).items():
             logger.warning("%s %s: its description of the model may be wrong", folder / name, problem)
         return "vitlab", folder / "model"
     names = {path.name for path in folder.iterdir()}
@@ -94,7 +92,7 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
     pickles = sorted(name for name in names if name.endswith(PICKLED))
     if pickles and not (has_weights and "config.json" in names):
         what = f"{folder} holds no weights with their config.json but pickles ({first_ten(pickles)})"
-        raise _refuse_pickles([folder / name for name in pickles], what)
+        raise _pickles_error([folder / name for name in pickles], what)
     if not has_weights and names & {"metrics.jsonl", "checkpoints"}:
         raise UserError(
             f"{folder} is the work folder of a training that has not ended: there is no model/ in it. Run its command "
@@ -127,8 +125,8 @@ def _is_zipped_pickle(path: Path) -> bool:
         return False
 
 
-def _refuse_pickles(paths: list[Path], what: str) -> UserError:
-    """The error that names the one door: the best of several files, by its name or else the largest."""
+def _pickles_error(paths: list[Path], what: str) -> UserError:
+    """The error that points to `vitlab convert`, for the best of several files: by its name, or else the largest."""
     best = max(paths, key=lambda path: (not NOT_WEIGHTS.search(path.name), "best" in path.name, path.stat().st_size))
     return UserError(
         f"{what}. A pickle can run any code, and is not loaded here; `vitlab convert {shlex.quote(str(best))} OUT` "
@@ -143,14 +141,11 @@ def _refuse_pickles(paths: list[Path], what: str) -> UserError:
 def download_checkpoint(spec: str) -> Path:
     """The path of a checkpoint on this machine, downloaded unless it is cached.
 
-    | spec | repository |
-    |---|---|
-    | `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION` | that one; a revision is a branch, a tag or a commit |
-    | `timm:NAME.TAG` | `timm/NAME.TAG`, where timm keeps its weights |
+    `hub:OWNER/NAME` and `hub:OWNER/NAME@REVISION` (a branch, a tag or a commit) name the repository; `timm:NAME.TAG` is
+    `timm/NAME.TAG`, where timm keeps its weights.
 
     Returns the folder with config and weights, or the `.npz` if that is all there is. The hub's cache and environment
-    variables apply (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`; `HF_HUB_OFFLINE=1` takes only what is cached). Raises
-    UserError, with what to do.
+    variables apply (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`; `HF_HUB_OFFLINE=1` takes only what is cached).
     """
     from huggingface_hub import errors, snapshot_download  # slow to import
 

@@ -1,5 +1,5 @@
-"""A model as one file for other programs: ONNX, or an exported program of torch. docs/howto/deploy.md says how to use
-it.
+"""A model as one file that other programs run: ONNX, or an exported program of torch. `vitlab export` calls
+`export_checkpoint`; docs/howto/deploy.md says how to use the files.
 
 Both take `images` [batch, C, H, W] and return `logits` [batch, K] (`features` where the model has no head), or what
 `export_outputs` lists. ONNX puts weights of more than 2 GB into PATH.onnx.data. An archive of torch.export may hold
@@ -13,7 +13,7 @@ import importlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -26,13 +26,8 @@ from vitlab.models.config import ImageSize, ViTConfig, check_rgb
 from vitlab.models.variant import Interpolation, all_settings
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.weights.checkpoint import (
-    Checkpoint,
-    load_checkpoint,
-    load_model,
-    save_model,
-)
-from vitlab.weights.export_outputs import Output, Outputs, check_outputs
+from vitlab.weights.checkpoint import Checkpoint, load_checkpoint, load_model, save_model
+from vitlab.weights.export_outputs import Output, check_outputs, with_outputs
 from vitlab.weights.folder import to_json
 from vitlab.weights.onnx_preprocessing import check_expressible, prepend_preprocessing, preprocessed_inputs
 from vitlab.weights.parity import PARITY_BATCHES, check_parity
@@ -58,90 +53,97 @@ def export_checkpoint(
     outputs: Sequence[Output] = (),
     opset: int | None = None,
 ) -> dict[str, Any]:
-    """Writes the model of a checkpoint, or a module that `save_model` takes, to `path`, and loads the file back to
-    compare its outputs with the checkpoint's.
+    """Writes a checkpoint's model, or a module that `save_model` takes, to `path`; reads it back to compare outputs.
 
     The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`; a
     `dynamic_image_size` of None is the checkpoint's, unless it gets one size. An ONNX file `with_preprocessing` takes
     uint8 images of any size, and prepares them as the checkpoint says. `outputs` are names of `export_outputs`, by
     default what the model returns; `opset` is one of OPSETS, by default torch's. The report has `format`, `path`,
     `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, `batches` and `sizes` (those compared)
-    and the `difference` of `check_parity`.
-
-    Raises ValueError for invalid arguments, for a model or a resize that cannot be exported, and where ONNX's packages
-    are missing; ParityError where the outputs differ.
+    and the `difference` of `check_parity`. Raises UserError for invalid arguments, for a model or a resize that cannot
+    be exported, and where ONNX's packages are missing; ParityError where the outputs differ.
     """
     _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
     with _saved(checkpoint) as source:
         dynamic = bool(dynamic_image_size)
         if dynamic_image_size is None and image_size is None and not with_preprocessing:
             dynamic = getattr(load_model(source).config, "dynamic_image_size", False)
-        at: dict[str, Any] = {"interpolation": interpolation}
-        loaded = load_checkpoint(source, image_size=image_size, dynamic_image_size=dynamic or None, **at)
-        model, preprocessing = loaded.model.requires_grad_(False), loaded.preprocessing if with_preprocessing else None
+        loaded = load_checkpoint(
+            source, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic or None
+        )
+        model = loaded.model.requires_grad_(False)
+        preprocessing = loaded.preprocessing if with_preprocessing else None
         _check_model(model, preprocessing, dynamic, opset)
         names = check_outputs(model, outputs)
         metadata = _metadata(model, loaded, preprocessing, names)
         sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
-        # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
-        references = (load_model(source, image_size=size, **at) if dynamic else model for size in sizes)
         with temporary_folder(path, 4 * model.config.num_parameters) as folder:
-            new, shapes = folder / path.name, _dynamic_shapes(model.config, dynamic)
-            program = _trace(Outputs(model, names) if outputs else model, sizes[-1], shapes)
+            new = folder / path.name
+            shapes = _dynamic_shapes(model.config, dynamic)
+            traced = _trace(with_outputs(model, outputs), sizes[-1], shapes)
             if to == "onnx":
-                options = {"output_names": list(names), "dynamic_shapes": shapes, "opset_version": opset}
-                opset, run = _write_onnx(program, new, options, metadata, preprocessing), _load_onnx(new)
+                opset = _write_onnx(traced, new, metadata, preprocessing, names, shapes, opset)
+                run = _load_onnx(new)
             else:
-                opset, run = _write_torch(program, new, metadata), torch.export.load(new).module()
-            compared = (Outputs(reference, names) if outputs else reference for reference in references)
-            difference = _largest_difference(f"the {to} file for {path} (not written)", run, compared, preprocessing)
-            files = {file: file.stat().st_size for file in folder.iterdir()}
-            for file in sorted(files, reverse=True):  # NAME.data before NAME, which refers to it
-                sync(file)
-                file.replace(path.parent / file.name)
-            sync(path.parent)
-    report = {"format": to, "path": str(path), "files": sorted(file.name for file in files)}
-    report |= {"bytes": sum(files.values()), "opset": opset, "outputs": list(names), "batches": list(PARITY_BATCHES)}
-    return report | {"sizes": [list(size) for size in sizes], "difference": difference}
+                _write_torch(traced, new, metadata)
+                run = torch.export.load(new).module()
+            what = f"the {to} file for {path} (not written)"
+            # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
+            models_of_sizes = (load_model(source, image_size=hw, interpolation=interpolation) for hw in sizes)
+            references = models_of_sizes if dynamic else [model]
+            difference = max(_difference(with_outputs(each, outputs), run, what, preprocessing) for each in references)
+            bytes_of_files = _move_files(folder, path.parent)
+    written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": opset}
+    comparison = {"batches": list(PARITY_BATCHES), "sizes": [list(hw) for hw in sizes], "difference": difference}
+    return {"format": to, "path": str(path), **written, "outputs": list(names), **comparison}
 
 
-def _largest_difference(
-    what: str, run: Callable[[Tensor], Any], references: Iterable[Any], preprocessing: Preprocessing | None
-) -> float:
-    """The largest of `check_parity` with each model of `references`, for images of its size."""
-    differences = []
-    for model in references:
-        inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
-        plain = isinstance(model.config, ViTConfig) and model.config.stem is None
-        differences.append(check_parity(model, run, what, TOLERANCE["vit" if plain else "resnet"], **inputs))
-    return max(differences)
+def _move_files(folder: Path, destination: Path) -> dict[str, int]:
+    """Moves what was written to its place; returns name -> bytes of each file."""
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    for name in sorted(sizes, reverse=True):  # NAME.data before NAME, which refers to it
+        sync(folder / name)
+        (folder / name).replace(destination / name)
+    sync(destination)
+    return sizes
+
+
+def _difference(model: Any, run: Callable[[Tensor], Any], what: str, preprocessing: Preprocessing | None) -> float:
+    """`check_parity` of what a file computes, for images of the model's size."""
+    inputs = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
+    is_plain = isinstance(model.config, ViTConfig) and model.config.stem is None
+    return check_parity(model, run, what, TOLERANCE["vit" if is_plain else "resnet"], **inputs)
 
 
 @contextlib.contextmanager
 def _saved(checkpoint: Path | str | nn.Module) -> Iterator[Path | str]:
-    """A checkpoint as it is; a module as one in a temporary folder."""
-    if not isinstance(checkpoint, nn.Module):
+    """A checkpoint as it is; a module as a checkpoint in a temporary folder."""
+    if isinstance(checkpoint, nn.Module):
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(checkpoint, Path(folder) / "model")
+            yield Path(folder) / "model"
+    else:
         yield checkpoint
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(checkpoint, Path(folder) / "model")
-        yield Path(folder) / "model"
 
 
 def _metadata(
     model: Model, loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]
 ) -> dict[str, str]:
     """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
-    half, size = (0.5,) * model.config.in_chans, pair(loaded.preprocessing.image_size or model.config.image_size)
-    levels = (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0)
-    images = {"image_size": size, "value_range": levels, "mean": half, "std": half}
-    prefix_tokens = model.config.num_prefix_tokens if isinstance(model, ViT) else 0
-    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
-    extra |= images | {"outputs": outputs, "prefix_tokens": prefix_tokens}
+    own = {
+        "image_size": pair(loaded.preprocessing.image_size or model.config.image_size),
+        "value_range": (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0),
+        "mean": (0.5,) * model.config.in_chans,
+        "std": (0.5,) * model.config.in_chans,
+        "outputs": outputs,
+        "prefix_tokens": model.config.num_prefix_tokens if isinstance(model, ViT) else 0,
+    }
+    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()} | own
     return {key: to_json(value) for key, value in extra.items()}
 
 
 def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool, opset: int | None) -> None:
+    """Raises UserError for arguments that are invalid whatever the checkpoint is."""
     if to not in SUFFIX:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
     if path.suffix != SUFFIX[to] or path.is_dir():
@@ -163,6 +165,7 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
 
 
 def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool, opset: int | None) -> None:
+    """Raises UserError for what the format, or this version of its operators, cannot represent."""
     resnet = not isinstance(model, ViT) or model.stem is not None
     antialias = dynamic and all_settings(model.config).get("position_interpolation") == "bicubic_antialias"
     if opset == 17 and (resnet or antialias or (preprocessing is not None and preprocessing.antialias)):
@@ -178,10 +181,11 @@ def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: boo
 
 
 def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
-    """Sizes of images to compare: what the checkpoint is evaluated at, its position embeddings' if it has two
-    rows and two columns, and one that resamples them in both directions."""
+    """Sizes of the images on which outputs are compared: the checkpoint's for evaluation and its position embeddings',
+    where they have two rows and two columns; and one that resamples the embeddings in both directions."""
     assert isinstance(model, ViT)
-    (rows, columns), stride = model.config.grid, model.config.stride
+    rows, columns = model.config.grid
+    stride = model.config.stride
     own = [pair(preprocessing.image_size or model.config.image_size), model.config.image_hw]
     other = (max(rows // 2, 2) * stride, (max(rows, columns) + 3) * stride)
     return [*dict.fromkeys(size for size in own if min(size) >= 2 * stride and size != other), other]
@@ -195,16 +199,13 @@ def _dynamic_shapes(config: Any, dynamic: bool) -> tuple[dict[int, Any]]:
     return (shapes,)
 
 
-def _trace(program: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
-    """The program's graph, without the lines of our source that its nodes come from.
-
-    With a dynamic size, `size` differs from the position embeddings', which would be taken for the only one without
-    resampling.
-    """
-    config: Any = program.config
+def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
+    """The module's graph, without the lines of our source that its nodes come from. With a dynamic size, `size` differs
+    from the position embeddings', which would be taken for the only one without resampling."""
+    config: Any = module.config
     images = torch.zeros(2, config.in_chans, *size)  # a batch of 1 would be taken for a constant
     with torch.no_grad():
-        traced = torch.export.export(program, (images,), dynamic_shapes=shapes)
+        traced = torch.export.export(module, (images,), dynamic_shapes=shapes)
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)
     return traced
@@ -241,25 +242,31 @@ class _Archive(io.BufferedIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Back to the start in the end, for a reader that this has not."""
-        return 0
+        return 0  # in the end torch goes back to the start, for a reader, which this file has not
 
 
 def _write_onnx(
     traced: torch.export.ExportedProgram,
     path: Path,
-    options: dict[str, Any],
     metadata: dict[str, str],
     preprocessing: Preprocessing | None,
+    names: Sequence[Output],
+    shapes: tuple[dict[int, Any]],
+    opset: int | None,
 ) -> int:
-    """Writes the file and returns the version of ONNX's operators that it uses; `options` are torch's."""
-    asked = options["opset_version"]
-    options["opset_version"] = asked and max(asked, 18)  # ONNX's own conversion to 17 fails at means
-    written = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["images"], **options)
+    """Writes the file with outputs of these names, and returns the version of ONNX's operators that it uses."""
+    written = torch.onnx.export(
+        traced,
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=list(names),
+        dynamic_shapes=shapes,
+        opset_version=opset and max(opset, 18),  # ONNX's own conversion to 17 fails at means
+    )
     assert written is not None
-    if asked == 17:
+    if opset == 17:
         _lower_to_opset_17(written)
-    used = written.model.opset_imports[""]
     _name_axes_of_padding(written)
     if preprocessing is not None:
         height, width = json.loads(metadata["image_size"])
@@ -268,14 +275,12 @@ def _write_onnx(
         node.metadata_props.clear()  # which line of which module each came from
     written.model.metadata_props.update(metadata)
     written.save(path)
-    return used
+    return written.model.opset_imports[""]
 
 
 def _lower_to_opset_17(written: torch.onnx.ONNXProgram) -> None:
     """Writes what 18 has changed as in 17: the axes of a mean are an attribute, and parts are equal without saying so.
-
-    Raises UserError for any other operator that differs.
-    """
+    Raises UserError for any other operator that differs."""
     import onnx
     import onnx_ir
 
@@ -294,11 +299,8 @@ def _lower_to_opset_17(written: torch.onnx.ONNXProgram) -> None:
 
 
 def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
-    """Names the axes of the Pad before a MaxPool, so that onnxruntime leaves it there.
-
-    BiT's pooling is padded with zeros, which matters because its input may be negative. Onnxruntime's optimizer moves
-    such padding into the MaxPool, which pads with -inf; it leaves a Pad that names its axes.
-    """
+    """Names the axes of the Pad before a MaxPool, so that onnxruntime leaves it there: its optimizer moves others into
+    the MaxPool, which pads with -inf. BiT's pooling is padded with zeros, and its input may be negative."""
     import onnx_ir
 
     graph = written.model.graph
@@ -311,7 +313,7 @@ def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
 
 
 def _load_onnx(path: Path) -> Callable[[Tensor], Any]:
-    """The file as a function that returns what `Outputs` does."""
+    """The file as a function that returns what the module does from which it was made."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""What an exported program returns, by name: `logits`, `features`, `tokens` and `attention`.
+"""What an exported program returns, by name.
 
 | output | | |
 |---|---|---|
@@ -63,6 +63,11 @@ class Outputs(nn.Module):
                 handle = block.attention.qkv.register_forward_hook(lambda *call, hook=hook: hook(call[2]))
                 stack.callback(handle.remove)
             yield maps
+
+
+def with_outputs(model: Model, names: Sequence[Output]) -> nn.Module:
+    """The model as it is, or with the outputs of these names, if any."""
+    return Outputs(model, names) if names else model
 
 
 def check_outputs(model: Model, names: Sequence[str]) -> tuple[Output, ...]:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,24 +38,6 @@ logger = logging.getLogger(__name__)
 FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 RETRY = "take another copy of the folder"
-PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
-"""The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
-THRESHOLDS = "label_thresholds"
-"""The threshold of each of these classes, in their order; a name of ours, which both ignore."""
-
-
-def multi_label_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json of the other formats says of a model of several labels per image; empty for any other."""
-    if not metadata.get("multi_label"):
-        return {}
-    return {PROBLEM_TYPE: MULTI_LABEL} | {name: metadata[name] for name in (THRESHOLDS,) if name in metadata}
-
-
-def multi_label_metadata(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `multi_label_settings`."""
-    if settings.get(PROBLEM_TYPE) != MULTI_LABEL:
-        return {}
-    return {"multi_label": True} | {name: settings[name] for name in (THRESHOLDS,) if name in settings}
 
 
 def write_vitlab(model: nn.Module, folder: Path, extra: Mapping[str, Any]) -> None:
@@ -64,14 +46,18 @@ def write_vitlab(model: nn.Module, folder: Path, extra: Mapping[str, Any]) -> No
     config, state = _described_state(unwrap(model))
     settings = {"format": FORMAT, "version": VERSION, "model": to_dict(config), "extra": dict(extra)}
     check_classes(extra, config)
-    write_files(folder, state, {CONFIG: settings}, add_checksum=True)
+    to_json(settings)  # before anything is written
+    with _replacing_model(folder, state, {CONFIG}) as new:
+        digest = sha256(new / WEIGHTS)
+        (new / CONFIG).write_text(to_json(settings | {"sha256": digest}), encoding="utf-8")
+        if (folder / README).is_file() and digest in _digests(folder):  # a corrupt copy of this model is replaced
+            shutil.copyfile(folder / README, new / README)
+        _check_written(new, state)
 
 
 def _described_state(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The model's configuration, with the number of its present head's outputs, and its parameters on the CPU.
-
-    Raises UserError for parameters that the configuration does not describe, and for those without finite values.
-    """
+    """The model's configuration, with the number of its present head's outputs, and its parameters on the CPU. Raises
+    UserError for parameters that the configuration does not describe, and as `_cpu_tensors`."""
     head = unwrap_module(model.head)
     config = dataclasses.replace(model.config, num_classes=getattr(head, "out_features", 0))
     named = {
@@ -89,6 +75,12 @@ def _described_state(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
             f"(merge_and_unload), remove parametrizations and quantization, make the head one nn.Linear with a bias, "
             f"and let model.config say what was changed (dataclasses.replace)."
         ) from error
+    return config, _cpu_tensors(named)
+
+
+def _cpu_tensors(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each with memory of its own, as safetensors requires. Raises UserError for a tensor that
+    is not whole, or whose values are not finite."""
     state: dict[str, Tensor] = {}
     storages = set()
     for name, value in named.items():
@@ -98,15 +90,41 @@ def _described_state(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
         tensor = value.detach().cpu().contiguous()
         if not (tensor.sum().isfinite() or tensor.isfinite().all()):  # the first is fast, and may overflow
             raise UserError(f"nothing was written: {name} has values that are not finite; save an earlier state.")
-        # A safetensors file takes no two tensors that share memory.
-        state[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
-        storages.add(tensor.untyped_storage().data_ptr())
-    return config, state
+        storage = tensor.untyped_storage().data_ptr()
+        state[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return state
+
+
+def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Raises RunError unless config.json and the arrays' names, shapes and lengths are read as they were written. The
+    values are not read again, which takes as long as `load_model`: 5 s for a ViT-L on one core."""
+    try:
+        _read_config(folder)
+        with safetensors.safe_open(folder / WEIGHTS, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        if shapes != {name: tuple(tensor.shape) for name, tensor in state.items()}:
+            raise UserError("other arrays")
+    except (UserError, OSError, safetensors.SafetensorError) as error:
+        raise RunError(
+            f"the model that was written cannot be read again ({error}), so what was there stays; check the disk."
+        ) from error
+
+
+def _digests(folder: Path) -> set[Any]:
+    """Checksums of the weights in a folder: the one in config.json and the file's, where they can be read."""
+    digests = set[Any]()
+    with contextlib.suppress(OSError, UserError):
+        digests.add(str(read_settings(folder / CONFIG).get("sha256")))
+    with contextlib.suppress(OSError):
+        digests.add(sha256(folder / WEIGHTS))
+    return digests
 
 
 def read_vitlab(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters of our format. Raises UserError where they do not fit or a byte has changed."""
-    (config, settings), weights = _read_config(folder), folder / WEIGHTS
+    config, settings = _read_config(folder)
+    weights = folder / WEIGHTS
     what = f"{folder / CONFIG} describes a model of {config.num_parameters:,} parameters"
     try:
         check_regular(weights)
@@ -158,59 +176,25 @@ def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ for all formats
 
 
-def write_files(
-    folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any] | str], add_checksum: bool = False
-) -> None:
-    """Writes the weights, and JSON and text files by name, all or nothing; with `add_checksum` the weights' goes into
-    config.json.
-
-    Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
-    """
-    check_replaceable(folder, {WEIGHTS, *files})
+def write_files(folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any] | str]) -> None:
+    """Writes the weights, and JSON and text files by name, all or nothing. Replaces a model in `folder`. Raises
+    UserError for a folder that has other files, and for values that are not JSON."""
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
+    with _replacing_model(folder, state, files.keys()) as new:
+        for name, text in texts.items():
+            (new / name).write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _replacing_model(folder: Path, state: Mapping[str, Tensor], names: Set[str]) -> Iterator[Path]:
+    """A new folder with the weights, for the files of these names; in the end it replaces the model in `folder`."""
+    check_replaceable(folder, {WEIGHTS, *names})
     contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
     with replacing_folder(folder, sum(tensor.nbytes for tensor in contiguous.values())) as new:
         weights = new / WEIGHTS
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
-        if add_checksum:
-            settings, digest = files[CONFIG], sha256(weights)
-            assert isinstance(settings, dict)
-            texts[CONFIG] = to_json(settings | {"sha256": digest})
-            if (folder / README).is_file() and digest in _digests(folder):  # a corrupt copy of this model is replaced
-                shutil.copyfile(folder / README, new / README)
-        for name, text in texts.items():
-            (new / name).write_text(text, encoding="utf-8")
-        if add_checksum:
-            _check_written(new, state)
-
-
-def _check_written(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Raises RunError unless config.json and the arrays' names, shapes and lengths are read as they were written.
-
-    The values are not read again, which takes as long as `load_model`: 5 s for a ViT-L on one core.
-    """
-    try:
-        _read_config(folder)
-        with safetensors.safe_open(folder / WEIGHTS, "pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        problem = shapes != {name: tuple(tensor.shape) for name, tensor in state.items()} and "other arrays"
-    except (UserError, OSError, safetensors.SafetensorError) as error:
-        problem = error
-    if problem:
-        raise RunError(
-            f"the model that was written cannot be read again ({problem}), so what was there stays; check the disk."
-        )
-
-
-def _digests(folder: Path) -> set[Any]:
-    """Checksums of the weights in a folder: the one in config.json and the file's, as far as they are there."""
-    digests = set[Any]()
-    with contextlib.suppress(OSError, UserError):
-        digests.add(str(read_settings(folder / CONFIG).get("sha256")))
-    with contextlib.suppress(OSError):
-        digests.add(sha256(folder / WEIGHTS))
-    return digests
+        yield new
 
 
 def check_replaceable(folder: Path, names: Set[str]) -> None:
@@ -225,23 +209,25 @@ def check_replaceable(folder: Path, names: Set[str]) -> None:
         raise UserError(f"{folder} already holds {first_ten(sorted(others))}; give a new folder, or a model's.")
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises UserError where a file cannot be read as safetensors inside."""
     try:
         check_regular(path)
-        return safetensors.torch.load_file(path)
+        yield
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    with _reading(path):
+        return safetensors.torch.load_file(path)
 
 
 def read_shapes(path: Path) -> dict[str, Tensor]:
     """The tensors of a file without their values, on the meta device."""
-    try:
-        check_regular(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = file.keys()
-            return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in names}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+    with _reading(path), safetensors.safe_open(path, framework="pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
 
 
 def read_settings(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -256,27 +242,26 @@ def read_settings(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) 
 
 
 def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "extra") -> None:
-    """Raises UserError unless `extra` names as many classes as the model has outputs, or none."""
-    classes = extra.get("classes")
-    read_fields(dict(extra), EXTRA, where)
-    if classes is not None and (not isinstance(classes, list | tuple) or len(classes) != config.num_classes):
-        count = f"{len(classes)} names" if isinstance(classes, list | tuple) else repr(classes)
+    """Raises UserError where a field of `extra` has another type, or `classes` not a name for each of the outputs."""
+    classes = read_fields(dict(extra), EXTRA, where).get("classes")
+    if classes is not None and len(classes) != config.num_classes:
         raise UserError(
-            f"{where}: classes is {count}, and the model has {config.num_classes} outputs; give a list with one name "
-            f"for each output, or leave it out."
+            f"{where}: classes is {len(classes)} names, and the model has {config.num_classes} outputs; give a list "
+            f"with one name for each output, or leave it out."
         )
 
 
 def processed_size(prepared: Preprocessing, config: ModelConfig) -> tuple[int, int]:
-    """Height and width of the images that another library's processor makes: `crop_size` where it has one.
-
-    Warns where the model's patches would cover more of a `crop_size` than `image_size`.
-    """
-    covered, crop = pair(prepared.image_size or config.image_size), prepared.crop_size
+    """Height and width of the images that another library's processor makes: `crop_size` where it has one, unless, with
+    a warning, the model's patches would cover more of it than `image_size`."""
+    covered = pair(prepared.image_size or config.image_size)
+    if prepared.crop_size is None:
+        return covered
     patch_size = config.patch_size if isinstance(config, ViTConfig) else 1
-    if crop is None or tuple(side // patch_size * patch_size for side in pair(crop)) == covered:
-        return covered if crop is None else pair(crop)
-    logger.warning("crop_size=%s is not written: only the image_size %s of the patches is", crop, covered)
+    height, width = pair(prepared.crop_size)
+    if (height // patch_size * patch_size, width // patch_size * patch_size) == covered:
+        return height, width
+    logger.warning("crop_size=%s is not written: only the image_size %s of the patches is", prepared.crop_size, covered)
     return covered
 
 

@@ -1,4 +1,4 @@
-"""Google's `.npz` of a Vision Transformer, a hybrid or a ResNet: read and written."""
+"""Google's `.npz` of a Vision Transformer, a hybrid or a ResNet: read and written by `google_layout`'s tables."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTCon
 from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.weights.assumptions import say
+from vitlab.weights.assumptions import warn_once
 from vitlab.weights.google_layout import (
     BIG_VISION_TABLE,
     BLOCK_PARTS,
@@ -32,8 +32,7 @@ from vitlab.weights.google_layout import (
 from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
 
 PREFIXES = ("opt/target/", "params/", "img/")
-"""Possible prefixes of all names; where names have one, arrays without it are an optimizer state or big_vision's other
-tower, and ignored."""
+"""Possible prefixes. Where names have one, arrays without it are an optimizer state or another tower, and ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
 BFLOAT16 = np.dtype("V2")
 """How NumPy, which has no bfloat16, reads one."""
@@ -54,10 +53,8 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
     Reads every kind, spelling and prefix, and stacked blocks; ignores an optimizer state. Sizes follow from the arrays;
     the rest is as in Google's code: tanh GELU, its epsilons, no dropout, `pool='gap'` if the file has neither class
     token nor attention pooling, and sin-cos positions for big_vision's files without a table. The image is of
-    `image_size` where the position table has as many rows, else square; of 224 pixels, or the whole patches in them,
-    where there is no table.
-
-    Raises ValueError for a corrupt file or another kind of model, naming every array that does not fit.
+    `image_size` where the position table has as many rows, else square; of 224 pixels, in whole patches, without one.
+    Raises UserError for a corrupt file or another kind of model, naming every array that does not fit.
     """
     path = Path(path)
     arrays = _normalize(read_npz(path))
@@ -87,13 +84,13 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         with reading_npz(path) as archive:
             names, prefix = list(archive), ""
             for part in PREFIXES:
-                inside = [name for name in names if name.startswith(prefix + part)]
-                names, prefix = (inside, prefix + part) if inside else (names, prefix)
+                if inside := [name for name in names if name.startswith(prefix + part)]:
+                    names, prefix = inside, prefix + part
             if prefix.endswith("img/"):
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
                 others = sorted(tops - {"img"})
-                say(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
+                warn_once(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except NPZ_ERRORS as error:
         raise UserError(
@@ -107,18 +104,14 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
     if not isinstance(array, np.ndarray) or array.dtype not in (BFLOAT16, np.float16, np.float32, np.float64):
         what = getattr(array, "dtype", "not an array")
         raise UserError(f"{path}: {name} is {what}; weights are arrays of float16, bfloat16, float32 or float64.")
-    return (
-        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        if array.dtype == BFLOAT16
-        else torch.from_numpy(array)
-    )
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _normalize(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of single blocks by the names of today's code, a GroupNorm's as (C).
-
-    An array keeps its name if the new one is taken; `check_arrays` then reports it.
-    """
+    """The arrays of single blocks by the names of today's code, a GroupNorm's as (C). An array keeps its name if the
+    new one is taken; `check_arrays` then reports it."""
     normalized: dict[str, Tensor] = {}
     for name, array in arrays.items():
         if name.startswith(STACKED) and array.numel():
@@ -145,13 +138,14 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
     _, heads, _ = require_shape("the file", arrays, f"{first}/{msa}/query/kernel", 3)
     _, mlp_dim = require_shape("the file", arrays, f"{first}/{mlp}/Dense_0/kernel", 2)
     stem = _infer_body(arrays, "v1", spelling) if any(map(RESNET_ARRAY.match, arrays)) else None
-    stride, has_class = patch * (stem.stride if stem else 1), "cls" in arrays
+    stride = patch * (stem.stride if stem else 1)
+    has_class = "cls" in arrays
     table = next((name for name in TABLES if name in arrays), None)
     if table is not None:
         rows = require_shape("the file", arrays, table, 3)[1]
         arrays[TABLE] = arrays.pop(table)
-        given = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
-        grid, class_rows = _infer_grid(rows, int(has_class), table != TABLE, given)
+        given_grid = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
+        grid, class_rows = _infer_grid(rows, int(has_class), table != TABLE, given_grid)
     elif spelling == "stored" or width % 4 or width < 8:
         raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
     else:
@@ -218,8 +212,7 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
 
 def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
     """Writes a model as Google's code reads it, in float32, all or nothing: in the spelling of the published files, or
-    of big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that
-    the code would compute otherwise."""
+    of big_vision for what only it has. An .npz has no `metadata`. Raises UserError for a model that differs there."""
     config = model.config
     spelling = _native_spelling(config)
     _check_representable(config, spelling)
@@ -243,9 +236,8 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
         part, body, version = "body", config.body, config.body.version
     else:
         part, body, version = "stem", config.stem, "v1"
-        check_supported(
-            "Google's .npz", config, SUPPORTED, ("stem", "class_position", "representation_size", "in_chans")
-        )
+        free = ("stem", "class_position", "representation_size", "in_chans")
+        check_supported("Google's .npz", config, SUPPORTED, free)
         if config.position == "1d" and config.grid[0] != config.grid[1]:
             raise UserError(
                 f"the model has image_size={config.image_size!r}: Google's .npz has no image size, and its position "

@@ -72,8 +72,7 @@ def google_body(version: str, spelling: Spelling) -> ResNetBody:
     """The body that Google's code computes from arrays of these names, except for its sizes."""
     if version == "v1":
         return ResNetBody()
-    # big_vision pads the pooling with -inf, BiT's code with zeros.
-    padding = "zero" if spelling == "stored" else "-inf"
+    padding = "zero" if spelling == "stored" else "-inf"  # of the pooling, in BiT's code and in big_vision
     return ResNetBody(
         version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5, pool_padding=padding
     )

@@ -17,7 +17,7 @@
 | `vit_mae`, `vit_msn`, `ijepa` | a ViT; the decoder is left out |
 | `bit` | a ResNet |
 
-Rates of dropout and stochastic depth are not converted: they act elsewhere.
+Rates of dropout and stochastic depth are not converted: they act elsewhere. `kind` is a `model_type`.
 """
 
 import dataclasses
@@ -34,30 +34,12 @@ from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import (
-    CONFIG,
-    README,
-    WEIGHTS,
-    check_classes,
-    multi_label_metadata,
-    read_safetensors,
-    read_settings,
-    write_files,
-)
-from vitlab.weights.huggingface_config import (
-    IMAGES,
-    dinov2_mlp_ratio,
-    image_settings,
-    infer_config,
-    model_settings,
-    read_classes,
-    read_images,
-    read_normalization,
-    read_preprocessing,
-)
+from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
+from vitlab.weights.huggingface_config import dinov2_mlp_ratio, infer_config, model_settings, read_classes
+from vitlab.weights.huggingface_images import IMAGES, image_settings, read_images, read_mean_std, read_preprocessing
 from vitlab.weights.huggingface_layout import FAMILIES, has_token_row, huggingface_layout, select_arrays, stored_arrays
-from vitlab.weights.json_fields import HUGGINGFACE_MODEL
-from vitlab.weights.layout import check_arrays, check_supported, cpu_state, read_state, write_state
+from vitlab.weights.json_fields import HUGGINGFACE_MODEL, multi_label_metadata
+from vitlab.weights.layout import check_arrays, check_supported, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
 
@@ -70,18 +52,15 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision.
 
     Sizes follow from the arrays, other settings from config.json. Mean and std of the images are folded into the patch
-    embedding, so that the model takes images in [-1, 1]; without preprocessor_config.json they are from its family's
-    papers: ImageNet's for DeiT and DINOv2, 0.5 for others.
-
-    Raises ValueError for other kinds of models, for settings that would be computed otherwise here, and for arrays
-    that do not fit, naming every one.
+    embedding, so that the model takes images in [-1, 1]; without preprocessor_config.json they are those of its family.
+    Raises UserError for other models, for settings that are not supported, and for arrays that do not fit.
     """
     kind, settings = _read_config(folder)
     stored = _read_arrays(folder)
-    arrays = select_arrays(kind, stored)
+    arrays = select_arrays(kind, settings, stored)
     try:
         images = read_images(folder)
-        mean, std = read_normalization(images, kind)
+        mean, std = read_mean_std(images, kind)
         config = infer_config(kind, settings, arrays, images)
         if config.num_classes and "visual_projection.weight" not in stored:
             check_classes({"classes": read_classes(settings) or None}, config, "id2label")
@@ -92,18 +71,19 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     state = read_state(layout, arrays)
     if has_token_row(kind, config):
         cls, token, patches = state["position.table"].tensor_split([1, 2], dim=1)
-        state["registers"], state["position.table"] = state["registers"] + token, torch.cat([cls, patches], dim=1)
+        state["registers"] = state["registers"] + token
+        state["position.table"] = torch.cat([cls, patches], dim=1)
     return config, fold_normalization(state, mean, std)
 
 
 def metadata_huggingface(folder: Path) -> dict[str, Any]:
     """`preprocessing` where the folder has one, `classes` where they have names, `multi_label` of a sigmoid."""
     kind, settings = _read_config(folder)
-    images, classes = read_images(folder), read_classes(settings)
     metadata = multi_label_metadata(settings)
+    classes = read_classes(settings)
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         metadata["classes"] = classes
-    if images:
+    if images := read_images(folder):
         patch_size = settings.get("vision_config", settings).get("patch_size")
         metadata["preprocessing"] = read_preprocessing(images, kind, folder).for_patches(patch_size or 1).to_metadata()
     return metadata
@@ -147,11 +127,9 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
 
 def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
     """Writes a folder that `AutoModelForImageClassification.from_pretrained(folder)` turns into an equal model, or
-    `AutoModel` where there is no head. Its images are in [-1, 1].
-
-    Of `metadata`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises
-    ValueError for a model that Hugging Face's code would compute otherwise, and for a folder with other files.
-    """
+    `AutoModel` where there is no head. Its images are in [-1, 1]. Of `metadata`, `classes` and `preprocessing` are
+    written, and in README.md all that `model_card` reads. Raises UserError for a model that Hugging Face's code would
+    compute otherwise, and for a folder with other files."""
     check_classes(metadata, model.config)
     if not isinstance(model, ViT):
         raise UserError("ResNets are not written for Hugging Face. Use save_model (`--to vitlab`).")
@@ -164,10 +142,8 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
 
 def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     """`model_type`, configuration and parameters of an equal Hugging Face model. Raises UserError if there is none.
-
-    Fixed and composed positions become a table. Where LayerScale or registers require DINOv2, a head on the class
-    token alone also reads the mean over patches, with weights of zero, and a missing LayerScale is one of 1.
-    """
+    Where LayerScale or registers require DINOv2, a head on the class token alone also reads the mean over patches, with
+    weights of zero, and a missing LayerScale is one of 1."""
     config = model.config
     kind = _kind(config)
     _check_representable(kind, config)
@@ -177,50 +153,45 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
             "Hugging Face's CLIP has no classifier that reads the class token, only a projection without bias, and "
             "this head has one. Use another format: `--to timm` or `--to vitlab`."
         )
-    if kind.startswith("dino") and config.variant.layer_scale is None:
+    if FAMILIES[kind].has_layer_scale and config.variant.layer_scale is None:
         ones = torch.ones_like(state["norm.weight"])
         state |= {f"blocks.{i}.branch{part}.scale": ones for i in range(config.depth) for part in (1, 2)}
         config = override(config, layer_scale=1.0)
-    if kind == "dinov3_vit":
-        return kind, config, state
     if kind.startswith("dinov2"):
         if config.num_classes and config.pool == "token":
             state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
         config = dataclasses.replace(config, pool="token+gap" if config.num_classes else "token")
-    rows = model.position.added_rows()
-    if rows is None:
-        rows = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
-    rows, prefix = rows.detach().cpu(), config.num_prefix_tokens
-    patches = rows[prefix:] + state["embedding.bias"] if kind.startswith("clip") else rows[prefix:]
-    with_rows = prefix - (0 if has_token_row(kind, config) else config.variant.registers)
-    state["position.table"] = torch.cat([rows[:with_rows], patches])[None]
-    return kind, override(config, position="1d", class_position=True), state
+    if kind != "dinov3_vit":
+        rows = position_rows(model, state)
+        with_rows = config.num_prefix_tokens - (0 if has_token_row(kind, config) else config.variant.registers)
+        state["position.table"] = torch.cat([rows[:with_rows], rows[config.num_prefix_tokens :]])[None]
+        config = override(config, position="1d", class_position=True)
+    return kind, config, state
 
 
 def _check_representable(kind: str, config: ViTConfig) -> None:
     """Raises UserError for the first setting that no `model_type` has."""
-    dinov2, dinov3, clip = kind.startswith("dinov2"), kind == "dinov3_vit", kind.startswith("clip")
-    has_head = config.num_classes > 0
+    family, has_head = FAMILIES[kind], config.num_classes > 0
+    has_registers = kind == "deit" or family.has_layer_scale
     supported: dict[str, tuple[Any, ...]] = {
         "pool": {"clip": ("gap",), "ijepa": ("gap",), "siglip_vision_model": ("map",)}.get(kind, ("token",)),
-        "position": ("none",) if dinov3 else ("none", "1d", "2d", "sincos2d"),
-        "pre_norm": (clip,),
+        "position": ("none",) if kind == "dinov3_vit" else ("none", "1d", "2d", "sincos2d"),
+        "pre_norm": (family.pre_norm,),
         "final_norm": ("none",) if kind == "clip" else ("tokens",),
         "gelu": ("tanh", "erf", "quick"),
-        "registers": (config.variant.registers,) if kind.startswith("d") else (int(kind == "clip"),),
+        "registers": (config.variant.registers,) if has_registers else (int(kind == "clip"),),
         # Headless Hugging Face models do not average the two tokens; only DeiT has a second head.
         "distilled": (True, False) if kind == "deit" and has_head else (False,),
         "representation_size": (config.representation_size,) if kind in ("vit", "deit") and not has_head else (None,),
     }
-    if dinov2:
+    if kind.startswith("dinov2"):
         supported["pool"] = ("token", "token+gap")
-        supported["mlp_dim"] = (
-            config.mlp_dim if dinov2_mlp_ratio(config) else max(config.mlp_dim // config.width, 1) * config.width,
-        )
+        nearest = max(config.mlp_dim // config.width, 1) * config.width
+        supported["mlp_dim"] = (config.mlp_dim if dinov2_mlp_ratio(config) else nearest,)
         supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
-    if dinov2 or dinov3:
+    if family.has_layer_scale:
         supported |= {"layer_scale": (config.variant.layer_scale,), "swiglu": (True, False)}
-    if dinov3:
+    if kind == "dinov3_vit":
         supported["rotary"] = (Rotary(config.variant.rotary.base),) if config.variant.rotary else ()
         supported["num_classes"] = (0,)  # their DINOv3 has no classifier
     if kind == "siglip_vision_model":

@@ -1,7 +1,9 @@
-"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults."""
+"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults. `kind`
+is a `model_type`. Between a file and `huggingface_layout` come `select_arrays` and its inverse `stored_arrays`."""
 
 import re
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +11,8 @@ from torch import Tensor
 from vitlab.models import ModelConfig, Variant, ViTConfig
 from vitlab.weights.layout import Layout, Slot, renamed_layout
 
-HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
+DISTILLED_HEADS = ("cls_classifier", "distillation_classifier")
+HEADS = ("classifier", *DISTILLED_HEADS, "visual_projection")
 """Parts outside the body. The names of the body begin with its kind in files with a head."""
 HALF = [0.5] * 3, [0.5] * 3
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -40,11 +43,21 @@ class Family(NamedTuple):
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """What the head reads."""
     skips: str = ""
-    """Beginning of the names that a classifier on an image tower skips: it reads the mean over patches instead."""
+    """Beginning of the names that a classifier on an image tower skips."""
     pre_norm: bool = False
     swiglu: dict[str, tuple[str, ...]] = _SWIGLU
     """Names that differ with a SwiGLU, which the next setting shows."""
     swiglu_setting: str = ""
+
+    @property
+    def is_image_tower(self) -> bool:
+        """Whether it is CLIP's, which has a `pre_norm`, or SigLIP's."""
+        return self.skips != ""
+
+    @property
+    def has_layer_scale(self) -> bool:
+        """Whether it is DINOv2 or DINOv3."""
+        return "branch1.scale" in self.names
 
 
 _VIT = {
@@ -137,11 +150,11 @@ FAMILIES = {
 PARAMETER = re.compile(
     r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
 )
+"""A name of ours: `blocks.3.mlp.fc1.bias` has block 3, part `mlp.fc1` and leaf `.bias`."""
 
 
 def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
     """Every array of a model, by its name without the prefix of its kind."""
-
     variant = config.variant if isinstance(config, ViTConfig) else Variant()
 
     def rename(ours: str) -> dict[str, int]:
@@ -181,60 +194,83 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
     return kind == "deit" and isinstance(config, ViTConfig) and config.variant.registers > 0
 
 
-def select_for_mean(kind: str, arrays: dict[str, Tensor]) -> None:
-    """In place, for a classifier of the mean over patches: drops what it skips of an image tower, CLIP's last LayerNorm
-    or SigLIP's attention pooling; adds its position to CLIP's class token, a register here, which has no row."""
-    for name in [name for name in arrays if name.startswith(FAMILIES[kind].skips)]:
-        del arrays[name]
-    table = arrays.get(_CLIP["position.table"])
-    if kind.startswith("clip") and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
-        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
-        arrays[_CLIP["position.table"]] = table[:, 1:]
+def reads_mean(kind: str, settings: Mapping[str, Any]) -> bool:
+    """Whether config.json is of a classifier on an image tower, which reads the mean over patches."""
+    return FAMILIES[kind].is_image_tower and "ForImageClassification" in str(settings.get("architectures"))
+
+
+def select_arrays(kind: str, settings: Mapping[str, Any], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of the image model in a file, by their names without prefix, in the shapes of `huggingface_layout`;
+    biases of q, k and v that the model does not have are zeros."""
+    family = FAMILIES[kind]
+    arrays = {name.removeprefix(family.prefix or f"{kind}."): array for name, array in arrays.items()}
+    arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
+    if family.is_image_tower:
+        arrays = _complete_tower(arrays)
+    if reads_mean(kind, settings):
+        arrays = _select_for_mean(kind, arrays)
+    registers = arrays.get(_VIT["registers"])
+    if kind == "dinov3_vit" and registers is not None and not registers.numel():
+        del arrays[_VIT["registers"]]
+    if kind == "dinov3_vit" or not settings.get("vision_config", settings).get("qkv_bias", True):
+        for name in [name for name in arrays if name.endswith(tuple(f"{part}.weight" for part in family.qkv))]:
+            arrays.setdefault(name.replace(".weight", ".bias"), arrays[name].new_zeros(arrays[name].shape[:1]))
+    return arrays
 
 
 def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `select_arrays`: the arrays as their code stores them, with all that it requires."""
-    arrays = dict(arrays)
-    clip, width = kind.startswith("clip"), config.width
-    if FAMILIES[kind].names is _CLIP:
-        table = arrays[_CLIP["position.table"]][0]
-        if clip:
-            arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]][0, 0]
-            del arrays[f"{_CLIP['embedding']}.bias"]
-        if kind == "clip":  # its class token is a register here, without a row, and its classifier skips the last norm
-            table = torch.cat([table.new_zeros(1, width), table])
-            arrays |= {"post_layernorm.weight": table.new_ones(width), "post_layernorm.bias": table.new_zeros(width)}
-        arrays[_CLIP["position.table"]] = table
-    if kind == "clip_vision_model" and config.num_classes:
-        arrays["visual_projection.weight"] = arrays.pop("classifier.weight")
-        del arrays["classifier.bias"]
-    if kind.startswith("dino"):
+    family = FAMILIES[kind]
+    if family.is_image_tower:
+        arrays = _store_tower(kind, arrays)
+    if family.has_layer_scale:
         token = arrays["embeddings.cls_token"]
-        arrays["embeddings.mask_token"] = torch.zeros_like(token if kind == "dinov3_vit" else token[0])
+        unused = {"embeddings.mask_token": torch.zeros_like(token if kind == "dinov3_vit" else token[0])}
         if kind == "dinov3_vit":
-            arrays.setdefault(_VIT["registers"], token.new_zeros(1, 0, width))
-    prefix = (FAMILIES[kind].prefix or f"{kind}.") if config.num_classes else ""
+            unused[_VIT["registers"]] = token.new_zeros(1, 0, config.width)
+        arrays = unused | arrays
+    prefix = (family.prefix or f"{kind}.") if config.num_classes else ""
     return {name if name.split(".")[0] in HEADS else prefix + name: array for name, array in arrays.items()}
 
 
-def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
-    dimensions gets them, and biases that a kind never has are zeros."""
-    family = FAMILIES[kind]
-    arrays = {name.removeprefix(family.prefix or f"{kind}."): array for name, array in arrays.items()}
-    arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
-    if family.names is _CLIP:
-        if (projection := arrays.pop("visual_projection.weight", None)) is not None:
-            arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}
-        if (token := arrays.get(_CLIP["cls"])) is not None:
-            arrays[_CLIP["cls"]] = token[None, None]
-        if (table := arrays.get(_CLIP["position.table"])) is not None:
-            arrays[_CLIP["position.table"]] = table[None]
-        if (weight := arrays.get(f"{_CLIP['embedding']}.weight")) is not None:
-            arrays.setdefault(f"{_CLIP['embedding']}.bias", weight.new_zeros(weight.shape[:1]))
-    if kind == "dinov3_vit":
-        if (registers := arrays.get(_VIT["registers"])) is not None and not registers.numel():
-            del arrays[_VIT["registers"]]
-        for name in [name for name in arrays if re.search(r"\.[qkv]_proj\.weight$", name)]:
-            arrays.setdefault(name.replace(".weight", ".bias"), arrays[name].new_zeros(arrays[name].shape[:1]))
+def _complete_tower(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An image tower with CLIP's missing leading dimensions, and biases of zero; a projection is the head."""
+    arrays = dict(arrays)
+    if (projection := arrays.pop("visual_projection.weight", None)) is not None:
+        arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}
+    if (token := arrays.get(_CLIP["cls"])) is not None:
+        arrays[_CLIP["cls"]] = token[None, None]
+    if (table := arrays.get(_CLIP["position.table"])) is not None:
+        arrays[_CLIP["position.table"]] = table[None]
+    if (weight := arrays.get(f"{_CLIP['embedding']}.weight")) is not None:
+        arrays.setdefault(f"{_CLIP['embedding']}.bias", weight.new_zeros(weight.shape[:1]))
+    return arrays
+
+
+def _store_tower(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `_complete_tower`, and for `clip`, a classifier here, of `_select_for_mean`."""
+    arrays = dict(arrays)
+    table = arrays[_CLIP["position.table"]][0]
+    if FAMILIES[kind].pre_norm:
+        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]][0, 0]
+        del arrays[f"{_CLIP['embedding']}.bias"]
+    if kind == "clip":
+        width = table.shape[1]
+        table = torch.cat([table.new_zeros(1, width), table])
+        arrays |= {"post_layernorm.weight": table.new_ones(width), "post_layernorm.bias": table.new_zeros(width)}
+    arrays[_CLIP["position.table"]] = table
+    if kind == "clip_vision_model" and "classifier.weight" in arrays:
+        arrays["visual_projection.weight"] = arrays.pop("classifier.weight")
+        del arrays["classifier.bias"]
+    return arrays
+
+
+def _select_for_mean(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An image tower without what a classifier skips: CLIP's last LayerNorm or SigLIP's attention pooling. CLIP's class
+    token is a register here, which has no row in the position table: its row is added to it."""
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(FAMILIES[kind].skips)}
+    table = arrays.get(_CLIP["position.table"])
+    if FAMILIES[kind].pre_norm and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
+        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
+        arrays[_CLIP["position.table"]] = table[:, 1:]
     return arrays

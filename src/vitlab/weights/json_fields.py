@@ -1,5 +1,7 @@
-"""The types of everything that is read from the JSON files of checkpoints, for `vitlab.settings.read_fields`."""
+"""What is read from the JSON files of checkpoints: the types of all fields, for `vitlab.settings.read_fields`, and the
+fields of models with several labels per image."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -17,8 +19,6 @@ EXTRA: dict[str, Any] = {
     "reject_below": Annotated[float, Ge(0), Le(1)],
 }
 """`extra` in our config.json. `Preprocessing.read` checks its `preprocessing`."""
-
-# ------------------------------------------------------------------------------------------------- Hugging Face
 
 _VISION_MODEL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size"), PositiveInt),
@@ -52,8 +52,6 @@ HUGGINGFACE_IMAGES: dict[str, Any] = {
 }
 """preprocessor_config.json."""
 
-# ---------------------------------------------------------------------------------------------------- open_clip
-
 OPEN_CLIP: dict[str, Any] = {
     "model_cfg": {
         "quick_gelu": bool,
@@ -74,8 +72,6 @@ OPEN_CLIP: dict[str, Any] = {
     },
 }
 """open_clip_config.json."""
-
-# --------------------------------------------------------------------------------------------------------- timm
 
 _TIMM_ARGS: dict[str, Any] = {
     **dict.fromkeys(("num_heads", "depth", "embed_dim", "in_chans", "attn_pool_num_heads"), PositiveInt),
@@ -104,3 +100,24 @@ TIMM: dict[str, Any] = _TIMM_IMAGES | {
     "pretrained_cfg": _TIMM_IMAGES,
 }
 """config.json; older files have on the first level what newer ones have in `pretrained_cfg`."""
+
+PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
+"""The setting of Hugging Face's config.json for a model whose classes each have a sigmoid; timm's ignores it."""
+THRESHOLDS = "label_thresholds"
+"""The threshold of each of these classes, in their order; a name of ours, which both ignore."""
+
+
+def multi_label_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json of the other formats says of a model of several labels per image; empty for any other."""
+    if not metadata.get("multi_label"):
+        return {}
+    thresholds = {THRESHOLDS: metadata[THRESHOLDS]} if THRESHOLDS in metadata else {}
+    return {PROBLEM_TYPE: MULTI_LABEL, **thresholds}
+
+
+def multi_label_metadata(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `multi_label_settings`."""
+    if settings.get(PROBLEM_TYPE) != MULTI_LABEL:
+        return {}
+    thresholds = {THRESHOLDS: settings[THRESHOLDS]} if THRESHOLDS in settings else {}
+    return {"multi_label": True, **thresholds}

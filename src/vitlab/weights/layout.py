@@ -1,4 +1,4 @@
-"""Layout tables: which array of a file holds which parameter. A format has one, for reading and for writing."""
+"""Layout tables, one for each format: which array of a file holds which parameter; checks of arrays and settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody
 from vitlab.models.variant import all_settings
-from vitlab.models.vit import Model, build_model
+from vitlab.models.vit import Model, ViT, build_model
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,8 @@ class Slot:
 
 
 _SHAPES = ("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes")
-_TRAINING = (
-    "position_std",
-    "position_interpolation",
-    "patch_dropout",
-    "dropout",
-    "stochastic_depth",
-    "head_bias",
-    "head_std",
-)
-FREE = frozenset((*_SHAPES, *_TRAINING, "dynamic_image_size"))
+_TRAINING = ("position_std", "patch_dropout", "dropout", "stochastic_depth", "head_bias", "head_std")
+FREE = frozenset((*_SHAPES, *_TRAINING, "position_interpolation", "dynamic_image_size"))
 """Settings that the shapes of a file's arrays show, or that do not change what a trained model computes at its size."""
 Layout = dict[str, Slot]
 """Name in the file -> slot. The slots of one parameter follow each other in the order of its rows."""
@@ -48,10 +40,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def renamed_layout(config: ModelConfig, rename: Callable[[str], Mapping[str, int]]) -> Layout:
-    """The layout of a format that stores our arrays under other names.
-
-    `rename` maps a name of ours to the names in the file -> their shares of the rows, in order.
-    """
+    """The layout of a format that stores our arrays under other names: `rename` maps a name of ours to the names in the
+    file -> their shares of the rows, in order."""
     layout = {}
     for ours, (rows, *rest) in parameter_shapes(config).items():
         shares, start = rename(ours), 0
@@ -81,6 +71,18 @@ def write_state(layout: Layout, state: Mapping[str, Tensor]) -> dict[str, Tensor
 def cpu_state(model: Model) -> dict[str, Tensor]:
     """The state of a model on the CPU, without gradients."""
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def position_rows(model: ViT, state: Mapping[str, Tensor]) -> Tensor:
+    """What is added to the tokens, [T, D]: position embeddings of any kind. With CLIP's `pre_norm` that includes, for
+    patches, the bias of their embedding, because other code of CLIP has none there."""
+    config, rows = model.config, model.position.added_rows()
+    if rows is None:
+        rows = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
+    rows = rows.detach().cpu().clone()
+    if config.variant.pre_norm:
+        rows[config.num_prefix_tokens :] += state["embedding.bias"]
+    return rows
 
 
 # -------------------------------------------------------------------------------------------------------- checks
@@ -114,6 +116,13 @@ def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int
     return tuple(arrays[name].shape)
 
 
+def check_sizes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
+    """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
+    for name, size in sizes.items():
+        if (said := settings.get(name, size)) not in (size, [size, size]):
+            raise UserError(f"config.json says {name}={said!r} and the arrays are for {size!r}; get them again.")
+
+
 def num_rows(arrays: Mapping[str, Tensor], name: str) -> int:
     """Length of the first dimension; 0 where the array is missing."""
     return arrays[name].shape[0] if name in arrays and arrays[name].ndim else 0
@@ -132,11 +141,12 @@ def check_supported(
     free: Collection[str] = (),
     prefix: str = "",
 ) -> None:
-    """Raises UserError for the first setting that has none of a format's `supported` values; those that are neither
-    listed nor `free` must have their default."""
+    """Raises UserError for the first setting with none of its `supported` values; others must have their default, but
+    for those that are `free`."""
     settings, defaults = all_settings(config), all_settings(type(config)())
-    others = {name: (value,) for name, value in defaults.items() if name not in (*FREE, *free)}
-    for name, values in {**supported, **others, **supported}.items():  # the listed ones first
+    free = {*FREE, *free, *supported}
+    others = {name: (value,) for name, value in defaults.items() if name not in free}
+    for name, values in {**supported, **others}.items():
         if settings[name] not in values:
             raise UserError(
                 f"the model has {prefix}{name}={settings[name]!r}, which {library} cannot represent; it has "
@@ -146,7 +156,7 @@ def check_supported(
 
 
 def _way_out(name: str, config: ModelConfig | ResNetBody, values: Collection[Any]) -> str:
-    """The option of `convert` that makes a model of another value from this one, where there is one."""
+    """The option of `convert` by which the setting gets one of the values, where there is one."""
     if name == "representation_size" and None in values:
         return "Give pre_logits='drop' (`--pre-logits drop`), which leaves out that layer and the head on it, or use"
     if name == "pool" and "token" in values and all_settings(config).get("registers") and not config.num_classes:  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Recognizes the code base that named the tensors of a file, and renames them to timm's names.
+"""Recognizes the code base that named the tensors of a file, and renames them to timm's names, for `timm.py`.
 
 | code base | how it is recognized |
 |---|---|
@@ -12,6 +12,7 @@ All of them may have a prefix (`module.`, `model.`, `backbone.`, `teacher.backbo
 precedes the tensor that the table names. Tensors with another prefix do not belong to this model.
 """
 
+import collections
 import itertools
 import re
 from collections.abc import Collection, Mapping
@@ -91,7 +92,7 @@ _TORCHVISION = Naming(("conv_proj.weight",), _TORCHVISION_NAMES)
 _CLIP = Naming(("class_embedding", "conv1.weight"), _CLIP_NAMES)
 _BIT = Naming(("stem.conv.weight",))
 NAMINGS = (_TIMM, _TORCHVISION, _CLIP, _BIT)
-OTHERS = (
+UNREAD = (
     (r"lora_|adapter", "unmerged adapters of peft: merge them (merge_and_unload) and save the whole model"),
     (r"embeddings\.|patch_embeddings|vision_model\.", "Hugging Face's: give their folder, which has a config.json"),
     (r"^embedding\.weight$|\.attention\.qkv\.", "vitlab's: give the folder of save_model, which has a config.json"),
@@ -134,16 +135,19 @@ class Origin:
     left_out: tuple[str, ...] = ()
     """Tensors of the file that do not belong to this model."""
 
+    def describe_left_out(self) -> str:
+        """`left out: decoder (12), mask_token (1)`: their numbers by the first part of their names."""
+        counts = collections.Counter(name.split(".")[0] for name in self.left_out)
+        return "left out: " + ", ".join(f"{part} ({count})" for part, count in counts.items())
+
 
 DINOV3 = named_args("vit_small_patch16_dinov3")
 """timm's arguments of its positions, and LayerNorm's eps."""
 
 
 def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None = None) -> tuple[Tensors, Origin]:
-    """The tensors of one model by timm's names, and their origin. `prefix` chooses among several models.
-
-    Raises UserError for names that are not read, and for several models where none is the one to evaluate.
-    """
+    """The tensors of one model by timm's names, and their origin. `prefix` chooses among several models. Raises
+    UserError for names that are not read, and for several models where none is the one to evaluate."""
     stored = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
     if len(stored) < len(tensors):  # without wrappers, two names would be one
         stored = dict(tensors)
@@ -151,9 +155,9 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
     prefix = choose_model(where, prefixes, prefix)
     groups = group_by_prefix(stored, prefixes)
     model = rename(groups.pop(prefix, {}), prefix, naming)
-    beside = groups.pop("", {})
+    beside = groups.pop("", {})  # no model's, such as the head of `module.encoder.` in `module.fc.`
     width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
-    model, taken = take_head(model, beside, width)
+    model, head_names = take_head(model, beside, width)
     origin = find_origin(naming, stored.keys(), model.keys())
     pretraining = [name for name in model if LEFT_OUT.match(name)]
     model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
@@ -162,7 +166,7 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
     if origin.code_base == "DINOv3":
         model, heads = complete_dinov3(where, model)
         origin = replace(origin, args={**origin.args, **heads})
-    outside = sorted([*(beside.keys() - taken), *itertools.chain(*groups.values())])
+    outside = sorted([*(beside.keys() - head_names), *itertools.chain(*groups.values())])
     return model, replace(origin, prefix=prefix, left_out=(*outside, *(prefix + name for name in pretraining)))
 
 
@@ -176,7 +180,7 @@ def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list
             return naming, prefixes
     if family := family_of_tensors(tensors.keys()):
         raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
-    guess = next((theirs for pattern, theirs in OTHERS if any(re.search(pattern, name) for name in tensors)), "unknown")
+    guess = next((theirs for pattern, theirs in UNREAD if any(re.search(pattern, name) for name in tensors)), "unknown")
     raise UserError(
         f"{where} has {len(tensors)} tensors whose names are {guess}: {first_ten(sorted(tensors)) or 'none'}. Names "
         f"that are read, behind any prefix: timm, DINO, DINOv2, DINOv3, MAE, open_clip, OpenAI's CLIP, torchvision."
@@ -253,7 +257,7 @@ def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
 
 
 def find_origin(naming: Naming, stored: Collection[str], named: Collection[str]) -> Origin:
-    """What names show: `stored` are the whole file's, without wrappers; `named` are the model's, as timm's."""
+    """What names show: `stored` are the file's, without wrappers; `named` are the model's, as timm has them."""
     # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
     clip_args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
     is_dinov3 = "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored)

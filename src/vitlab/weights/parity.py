@@ -28,7 +28,7 @@ def check_parity(
 ) -> float:
     """The largest difference of `other`'s float32 outputs from the model's, over the root mean square of the model's.
 
-    Outputs are a tensor, or tensors by name, each compared for itself. The images are random and of the size in
+    Outputs are a tensor, or tensors by name, compared separately. The images are random and of the size in
     `model.config`, or `batches` for `other`; `prepare` converts `batches` to the model's input. Raises ParityError,
     naming `what`, where a difference passes `tolerance` or is not a number.
     """

@@ -31,9 +31,9 @@ from vitlab.weights.folder import CONFIG, WEIGHTS
 logger = logging.getLogger(__name__)
 
 PREFERRED = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "module", "student")
-"""Keys of the weights, the first that is there is the default: averaged ones first, which timm and DINO evaluate."""
+"""Keys of the weights in order of preference: averaged ones first, which timm and DINO evaluate."""
 STATE_OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|(^|\.)state$")
-"""Keys of dictionaries with tensors that are no weights."""
+"""Keys of dictionaries with tensors that are not weights."""
 PLACEHOLDERS = (
     *("argparse.Namespace", "types.SimpleNamespace", "collections.defaultdict", "_codecs.encode"),
     *(f"builtins.{name}" for name in ("bool", "dict", "float", "int", "list", "str")),  # of defaultdict(list)
@@ -117,12 +117,12 @@ def main(path: str, key: str | None = None) -> None:
 
 def _limit(size: int) -> None:
     """Limits what this process may take to read a file of so many bytes; it can write none."""
-    statm = Path("/proc/self/statm")  # its pages
     limits = {
         resource.RLIMIT_CPU: SECONDS + size // BYTES_PER_SECOND,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_CORE: 0,
     }
+    statm = Path("/proc/self/statm")  # begins with the pages that it has
     if statm.exists():
         limits[resource.RLIMIT_AS] = int(statm.read_text().split()[0]) * resource.getpagesize() + 4 * size + MEMORY
     for kind, limit in limits.items():
@@ -195,7 +195,7 @@ def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file cannot be read, and what to do, from what torch.load raises."""
+    """Why a file cannot be read, and what to do; torch.load tells causes apart by its messages alone."""
     text = str(error)
     if isinstance(error, UserError):
         return text

@@ -5,93 +5,34 @@
 
 Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, `flexivit_*`, `eva*`, `beit3_*`: CLIP,
 SigLIP, DINO to DINOv3, EVA-02, PE and others, with class token, mean or attention pooling), the same on a BiT stem
-(`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all. In all of them LayerNorm's
-eps is 1e-6 and GELU exact unless the name or `model_args` differs.
-With average pooling, a class token that the head does not read is loaded as a register token.
+(`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all.
 """
 
-import dataclasses
 import math
-import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, say_assumptions, say_left_out
+from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_once
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
-from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
+from vitlab.weights.layout import check_arrays, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
 from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, named_args, rotary_of
+from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, check_bare, named_args, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
-from vitlab.weights.timm_config import BACKBONE, WEIGHT_EPS, TimmConfig, infer_config
-from vitlab.weights.timm_eva import check_bare, eva_names, rename_eva, reorder_pairs
-
-NAME_MAP = (
-    (r"^(stem|body)\.root\.", "stem.conv."),
-    (r"^(stem|body)\.root_norm\.", "stem.norm."),
-    (r"^(stem|body)\.stages\.(\d+)\.", r"stages.\2.blocks."),
-    (r"\.shortcut\.", ".downsample.conv."),
-    (r"\.shortcut_norm\.", ".downsample.norm."),
-    (r"^embedding\.", "patch_embed.proj."),
-    (r"^pre_norm\.", "norm_pre."),
-    (r"^cls$", "cls_token"),
-    (r"^distillation$", "dist_token"),
-    (r"^registers$", "reg_token"),
-    (r"^position\.table$", "pos_embed"),
-    (r"^map\.probe$", "attn_pool.latent"),
-    (r"^map\.attention\.out\.", "attn_pool.proj."),
-    (r"^map\.attention\.", "attn_pool."),
-    (r"^map\.", "attn_pool."),
-    (r"\.attention\.qkv\.", ".attn.qkv."),
-    (r"\.attention\.out\.", ".attn.proj."),
-    (r"\.attention\.norm\.", ".attn.norm."),
-    (r"\.branch(\d)\.scale$", r".ls\1.gamma"),
-    (r"^head_distilled\.", "head_dist."),
-)
-"""Our names -> timm's; all others are the same."""
-
-
-def timm_layout(config: ModelConfig) -> Layout:
-    """timm's tensor names and shapes for `config`."""
-
-    def rename(ours: str) -> dict[str, int]:
-        name = _timm_name(ours, config)
-        if ours.startswith("map.attention.qkv."):
-            return {name.replace(".qkv.", ".q."): 1, name.replace(".qkv.", ".kv."): 2}
-        return {name: 1}
-
-    layout = renamed_layout(config, rename)
-    if "head.fc.weight" in layout:  # a ResNet's head is a 1x1 convolution
-        slot = layout["head.fc.weight"]
-        layout["head.fc.weight"] = dataclasses.replace(slot, shape=(*slot.shape, 1, 1))
-    if isinstance(config, ViTConfig) and config.variant.pre_norm:  # timm's CLIP has no bias there
-        del layout["patch_embed.proj.bias"]
-    return layout
-
-
-def _timm_name(ours: str, config: ModelConfig) -> str:
-    name = ours
-    for pattern, replacement in NAME_MAP:
-        name = re.sub(pattern, replacement, name)
-    if isinstance(config, ResNetConfig):
-        return name.replace("head.", "head.fc.")
-    if config.variant.final_norm == "mean" and ours.startswith("norm."):
-        return f"fc_{ours}"
-    if config.stem is None or not ours.startswith("stem."):
-        return name
-    return BACKBONE + (name if config.stem.layers else name.removeprefix("stem."))
-
+from vitlab.weights.timm_config import WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs, timm_layout
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -102,29 +43,26 @@ def read_timm(
     """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
-    .safetensors file by any names of `vitlab.weights.original_names`. Sizes follow from the tensors; the number of
-    heads from `model_args`, the architecture or the width. Mean and std of config.json are folded into the patch
-    embedding. What a bare file does not say is assumed, by its names, unless in `assume`, and logged; `image_size` is
-    used where the position table fits it, and else the square that it fits. Parameters without a counterpart are
-    converted exactly: position embeddings of registers are added to the register tokens; missing q, k, v biases become
-    zeros. `name` replaces the path in messages.
-
-    Raises UserError for a corrupt file, for a model that computes something else, naming the cause, and for every
-    tensor that does not fit.
+    .safetensors file by any names of `vitlab.weights.original_names`: what it does not say is assumed by its names
+    unless in `assume`, and logged; `image_size` is used where the position table fits it. Sizes follow from the
+    tensors, the number of heads from `model_args`, the architecture or the width. `name` replaces the path in messages.
+    Raises UserError for a corrupt file, for a model that computes something else, and for tensors that do not fit.
     """
     assume = assume or Assumptions()
-    file = _open(Path(path), name or str(path), read_safetensors, image_size, assume)
+    name = name or str(path)
+    file = _open(Path(path), name, read_safetensors, image_size, assume)
     settings, tensors = file.settings, file.tensors
     config = infer_config(file.where, tensors, settings)
     if file.is_bare:
         prepared = assumed_preprocessing(file.origin, config, settings.mean, settings.std)
-        say_assumptions(file.name, file.origin, config, prepared, assume)
-    else:
-        say_left_out(file.name, file.origin)
+        warn_assumptions(name, file.origin, config, prepared, assume)
+    elif file.origin.left_out:
+        warn_once(f"{name}: {file.origin.describe_left_out()}.")
     if isinstance(config, ViTConfig):
         _convert_registers(tensors, config)
         _complete_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of({**named_args(settings.architecture), **settings.args})[1])
+        _, order = rotary_of({**named_args(settings.architecture), **settings.args})
+        reorder_pairs(tensors, config, order)
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(Path(path) / CONFIG))
     layout = timm_layout(config)
@@ -138,8 +76,7 @@ def read_timm(
 def metadata_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
 ) -> dict[str, Any]:
-    """`preprocessing`, `classes` where config.json names them, `multi_label` of a sigmoid; of a bare file the
-    `preprocessing` that is assumed."""
+    """`preprocessing`, of a bare file what is assumed; `classes` and `multi_label` where config.json has them."""
     path = Path(path)
     if not path.is_dir():
         file = _open(path, name or str(path), read_shapes, image_size, assume or Assumptions())
@@ -147,16 +84,14 @@ def metadata_timm(
         prepared = assumed_preprocessing(file.origin, config, file.settings.mean, file.settings.std)
         return {"preprocessing": prepared.to_metadata()}
     settings = TimmConfig.read(path / CONFIG)
-    metadata: dict[str, Any] = {"preprocessing": settings.preprocessing.to_metadata()}
-    metadata |= {"classes": list(settings.classes)} if settings.classes else {}
-    return {**metadata, **settings.multi_label}
+    classes = {"classes": list(settings.classes)} if settings.classes else {}
+    return {"preprocessing": settings.preprocessing.to_metadata(), **classes, **settings.multi_label}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TimmFile:
     """A checkpoint whose tensors have timm's names."""
 
-    name: str
     where: str
     """What errors call it."""
     settings: TimmConfig
@@ -176,13 +111,13 @@ def _open(
         tensors, origin = to_timm_names(where, read(path / WEIGHTS), assume.prefix)
     else:
         tensors, origin = to_timm_names(name, read(path), assume.prefix)
-        origin = describe_open_clip(path, origin, tensors)
+        tensors, origin = describe_open_clip(path, tensors, origin)
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
         where = check_architecture(name, settings.architecture)
     if not settings.architecture:
-        check_bare(where, tensors)
+        check_bare(where, tensors.keys())
     is_bare = not (path.is_dir() or origin.described)
-    return TimmFile(name, where, settings, rename_eva(tensors), origin, is_bare)
+    return TimmFile(where, settings, rename_eva(tensors), origin, is_bare)
 
 
 def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:
@@ -209,8 +144,8 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
 
 
 def _convert_registers(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """In place: an unread class token becomes the first register; registers get the rows of the position table that
-    exceed those of class tokens and patches."""
+    """In place: a class token that no head reads becomes the first register; registers get the rows of the position
+    table that exceed those of class tokens and patches."""
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
@@ -240,10 +175,7 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
 
     Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
     settings of timm's transforms, and `multi_label` the `problem_type` of Hugging Face's code; README.md has all that
-    `model_card` reads. Positions of every kind that enter at the stem become one table; standardized weights are scaled
-    so that timm's eps gives the same.
-
-    Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
+    `model_card` reads. Raises UserError for a model that timm's cannot represent, and for a folder with other files.
     """
     check_representable(model.config)
     check_classes(metadata, model.config)
@@ -258,27 +190,26 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The same function with what timm has: one position table, and its eps in the standardization of weights."""
     state = cpu_state(model)
-    if not isinstance(model, ViT):
-        # All weights k times as large undo another eps: standardization by k^2 variance + k^2 eps is the same.
-        factor = math.sqrt(WEIGHT_EPS / model.config.body.weight_eps)
-        scaled = {
-            name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4
-        }
-        return model.config, state | scaled
-    config = model.config
-    table = model.position.added_rows()
-    if table is None and not config.variant.distilled and not config.variant.pre_norm:
+    if isinstance(model, ViT):
+        return _with_one_table(model, state)
+    # All weights k times as large undo another eps: standardization by k^2 variance + k^2 eps is the same.
+    factor = math.sqrt(WEIGHT_EPS / model.config.body.weight_eps)
+    scaled = {name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4}
+    return model.config, state | scaled
+
+
+def _with_one_table(model: ViT, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """All that is added to the tokens as one table, in which the class token has a row or not, as in timm."""
+    config, variant = model.config, model.config.variant
+    if model.position.added_rows() is None and not (variant.distilled or variant.pre_norm):
         return config, state
+    table = position_rows(model, state)
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
-    table = state["embedding.weight"].new_zeros(config.num_tokens, config.width) if table is None else table
-    table = table.detach().cpu().clone()
-    if config.variant.pre_norm:  # timm's CLIP has no bias in the patch embedding; each patch's position gets it
-        table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
-    all_rows = config.variant.distilled or (config.variant.class_position and not config.variant.registers)
-    if not all_rows:
+    prefix_has_rows = variant.distilled or (variant.class_position and not variant.registers)
+    if not prefix_has_rows:
         if config.has_class_token:
             state["cls"] = state["cls"] + table[0]  # the sum that Eq. 1 forms
         table = table[config.num_prefix_tokens :]
     state["position.table"] = table[None]
-    return override(config, position="1d", class_position=all_rows), state
+    return override(config, position="1d", class_position=prefix_has_rows), state

@@ -1,13 +1,13 @@
-"""What the names of timm's architectures say, in timm's own arguments: one table, read to build a model here and to
-choose the architecture of a model of ours."""
+"""What the names of timm's architectures say, in timm's own arguments, and which architectures are refused. The table
+`ARCHITECTURES` is read to build a model here, and to choose the architecture of a model of ours."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from vitlab.errors import UserError
 from vitlab.models import Rotary
-from vitlab.weights.unsupported import why_unsupported
+from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
 HEADS = {
     **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
@@ -89,9 +89,21 @@ def check_architecture(name: str, architecture: str) -> str:
     return where
 
 
+def check_bare(where: str, names: Collection[str]) -> None:
+    """Raises UserError for a bare file with names of tensors that only other families have, or models with RoPE."""
+    if family := family_of_tensors(names):
+        raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
+    for name in names:
+        if re.search(r"\.attn\.(q_bias|q_proj\.|norm\.)|\.mlp\.norm\.|\.gamma_1$", name):
+            raise UserError(
+                f"{where} has {name}, as models of the EVA family. Their rotary positions are in no tensor: give the "
+                f"folder, with the architecture in config.json."
+            )
+
+
 def rotary_of(args: Mapping[str, Any]) -> tuple[Rotary | None, str | None]:
-    """The rotary positions of a model with these arguments, and whether the pairs of its `rows` or of its `columns`
-    come first where a pair's two numbers are neighbors; None where they are half a head apart, as here."""
+    """The rotary positions of a model with these arguments, and the `order` of `reorder_pairs`: whether the pairs of
+    its `rows` or of its `columns` come first where pairs are interleaved; None where they are half a head apart."""
     if not args.get("use_rot_pos_emb"):
         return None, None
     values = {name: args.get(name, default) for name, default in ROTARY.items()}

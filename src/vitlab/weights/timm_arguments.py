@@ -1,4 +1,5 @@
-"""timm's config.json of a model of ours: the architecture and the arguments from which timm builds an equal one."""
+"""timm's config.json of a model of ours: the architecture and the arguments from which timm builds an equal one.
+`write_timm` calls `check_representable` and `timm_settings`; `timm_config.py` reads such a file."""
 
 import logging
 import math
@@ -8,7 +9,8 @@ from typing import Any, TypeGuard
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.folder import multi_label_settings, processed_size
+from vitlab.weights.folder import processed_size
+from vitlab.weights.json_fields import multi_label_settings
 from vitlab.weights.layout import check_supported
 from vitlab.weights.timm_architectures import ACTIVATIONS, rotary_args, written_eps
 from vitlab.weights.timm_config import GROUP_NORM_EPS
@@ -48,21 +50,17 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
     architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
     if vit:
         args["img_size"] = [height, width]
-    heads: Any = ["head", "head_dist"] if vit and config.variant.distilled else "head" if vit else "head.fc"
-    resize, side = prepared.resize, min(height, width)
-    if resize and height != width:
+    heads = ["head", "head_dist"] if vit and config.variant.distilled else "head" if vit else "head.fc"
+    if prepared.resize and height != width:
         text = "timm resizes for %d x %d pixels otherwise than %s: the same at most for images of that aspect ratio"
         logger.warning(text, height, width, prepared.describe())
-    crop = side / resize if resize else 1.0
-    if resize and math.floor(side / crop) != resize:  # timm rounds this down
-        crop = side / (resize + 0.5)
     pretrained_cfg = {
         "custom_load": False,
         "input_size": [config.in_chans, height, width],
         "fixed_input_size": vit,
         "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
-        "crop_pct": crop,
-        "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
+        "crop_pct": _crop_pct(min(height, width), prepared.resize),
+        "crop_mode": "center" if prepared.resize and prepared.keep_aspect else "squash",
         "mean": [0.5] * config.in_chans,
         "std": [0.5] * config.in_chans,
         "num_classes": config.num_classes,
@@ -82,6 +80,14 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
         **({} if classes is None else {"label_names": list(classes)}),
         **multi_label_settings(metadata),
     }
+
+
+def _crop_pct(side: int, resize: int | None) -> float:
+    """The part of an image of `resize` that is cropped, 0.875 for 224 of 256 pixels; timm divides by it, and rounds."""
+    if not resize:
+        return 1.0
+    crop = side / resize
+    return crop if math.floor(side / crop) == resize else side / (resize + 0.5)
 
 
 def is_eva(config: ModelConfig) -> TypeGuard[ViTConfig]:
@@ -104,30 +110,27 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "class_token": config.has_class_token,
         "no_embed_class": not variant.class_position,
         "global_pool": "avg" if config.pool == "gap" else config.pool,
-        **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
     }
+    if config.in_chans != 3:
+        args["in_chans"] = config.in_chans
     if kind == "eva":
-        args |= {
-            "attn_type": "rope",  # the one with biases of keys
-            "qkv_bias": True,
-            "qkv_fused": True,
-            "use_abs_pos_emb": config.position != "none",
-            "use_post_transformer_norm": variant.final_norm == "tokens",
-            "use_fc_norm": variant.final_norm == "mean",
-            **({"attn_pool_num_heads": variant.map_heads or config.heads} if config.pool == "map" else {}),
-            **rotary_args(variant.rotary),
-        }
-    else:
-        with_registers = {"reg_tokens": variant.registers, "pool_include_prefix": config.pool == "map"}
-        args |= {
-            "fc_norm": variant.final_norm == "mean",
-            "final_norm": variant.final_norm != "none",
-            "pre_norm": variant.pre_norm,
-            "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.gelu),
-            **({"pos_embed": "none"} if config.position == "none" else {}),
-            **(with_registers if variant.registers else {}),
-            **({} if variant.layer_scale is None else {"init_values": variant.layer_scale}),
-        }
+        args["attn_type"] = "rope"  # the one with biases of keys
+        args |= {"qkv_bias": True, "qkv_fused": True, "use_abs_pos_emb": config.position != "none"}
+        args["use_post_transformer_norm"] = variant.final_norm == "tokens"
+        args["use_fc_norm"] = variant.final_norm == "mean"
+        if config.pool == "map":
+            args["attn_pool_num_heads"] = variant.map_heads or config.heads
+        return written_eps(kind)[variant.layer_norm_eps], args | rotary_args(variant.rotary)
+    args["fc_norm"] = variant.final_norm == "mean"
+    args["final_norm"] = variant.final_norm != "none"
+    args["pre_norm"] = variant.pre_norm
+    args["act_layer"] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.gelu)
+    if config.position == "none":
+        args["pos_embed"] = "none"
+    if variant.registers:
+        args |= {"reg_tokens": variant.registers, "pool_include_prefix": config.pool == "map"}
+    if variant.layer_scale is not None:
+        args["init_values"] = variant.layer_scale
     return written_eps(kind)[variant.layer_norm_eps], args
 
 

@@ -1,5 +1,5 @@
 """timm's config.json (architecture, `model_args`, and in `pretrained_cfg` its images), and the configuration of a timm
-model from it and from the model's tensors."""
+model from it and from the model's tensors. `timm.py` calls `TimmConfig.read` and `infer_config`."""
 
 import logging
 import math
@@ -15,19 +15,17 @@ from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import read_fields
-from vitlab.weights.folder import multi_label_metadata, read_settings
+from vitlab.weights.folder import read_settings
 from vitlab.weights.huggingface_layout import IMAGENET
-from vitlab.weights.json_fields import NAMES, TIMM
-from vitlab.weights.layout import count_units, num_rows, require_shape
+from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
+from vitlab.weights.layout import check_sizes, count_units, num_rows, require_shape
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
+from vitlab.weights.timm_layout import BACKBONE
 
 logger = logging.getLogger(__name__)
 
-BACKBONE = "patch_embed.backbone."
-"""In front of the names of a hybrid's stem."""
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 """Epsilons of timm's stems and ResNets; no argument changes them."""
-
 Pool = Literal["token", "gap", "map"]
 _COMMON_ARGS = "drop_rate drop_path_rate global_pool in_chans num_classes "
 _VIT_ARGS = (
@@ -39,11 +37,7 @@ _VIT_ARGS = (
 )
 VIT_ARGS = {*(_COMMON_ARGS + _VIT_ARGS).split(), *ROTARY}
 RESNET_ARGS = {*(_COMMON_ARGS + "channels layers stem_chs width_factor zero_init_last").split()}
-"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other may change what is
-computed, and is refused."""
-
-
-# ---------------------------------------------------------------------------------------------------- config.json
+"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +92,8 @@ def _read_names(names: Any, path: Path) -> tuple[str, ...]:
 def _read_preprocessing(
     architecture: str, pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any], path: Path
 ) -> Preprocessing:
-    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`.
-
-    Where the patch does not divide the size, timm's patches leave the rest out.
-    """
+    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`. Where the patch
+    does not divide the size, timm's patches leave the rest out."""
     cfg = {name: value for name, value in pretrained_cfg.items() if value}
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
     patch = patch[0] if isinstance(patch, list) else patch
@@ -123,9 +115,6 @@ def _read_preprocessing(
         mean=tuple(map(float, cfg.get("mean", IMAGENET[0]))),
         std=tuple(map(float, cfg.get("std", IMAGENET[1]))),
     ).for_patches(int(patch))
-
-
-# ---------------------------------------------------------------------------------------- the model of the tensors
 
 
 def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig) -> ModelConfig:
@@ -161,10 +150,8 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         "patch_size": patch,
         "in_chans": 3 if stem else channels,
     }
-    for name, value in sizes.items():
-        if args.get(name, value) not in (value, [value, value]):
-            raise UserError(f"config.json says {name}={args[name]} and the tensors are for {value}.")
-    heads, pool = _infer_heads(width, args), _infer_pool(tensors, settings.pool, args)
+    check_sizes(args, sizes)
+    pool = _infer_pool(tensors, settings.pool, args)
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         dynamic_image_size=bool(args.get("dynamic_img_size")),
@@ -172,7 +159,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         patch_size=patch,
         width=width,
         depth=sizes["depth"],
-        heads=heads,
+        heads=_infer_heads(width, args),
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
@@ -240,8 +227,8 @@ def _infer_resnet(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ResNet
         raise UserError(f"global_pool is {settings.pool!r}; a ResNet supports only 'avg'.")
     height, width = settings.image_hw or (224, 224)
     size = height if height == width else (height, width)
-    body = _infer_body(tensors, "v2", "")
-    return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
+    num_classes = num_rows(tensors, "head.fc.weight")
+    return ResNetConfig(image_size=size, body=_infer_body(tensors, "v2", ""), num_classes=num_classes)
 
 
 def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], prefix: str) -> ResNetBody:
@@ -260,7 +247,8 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
 def _infer_size(
     tensors: Mapping[str, Tensor], settings: TimmConfig, args: Mapping[str, Any], stride: int, registers: int
 ) -> tuple[tuple[int, int], bool]:
-    """Image size from the rows of the position table, and whether class (and distillation) token have one."""
+    """Image size, by config.json where the position table has as many rows, and else the square with as many; and
+    whether class (and distillation) token have a row."""
     image_hw = settings.image_hw
     if image_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
         image_hw = (image_hw[0] // stride * stride, image_hw[1] // stride * stride)  # patches leave out the rest
@@ -275,25 +263,26 @@ def _infer_size(
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
     prefix = ("cls_token" in tensors) + ("dist_token" in tensors)
     options = sorted({0, prefix, prefix + registers})  # how many rows may come before those of patches
-    before = -1 if image_hw is None else rows - math.prod(-(-side // stride) for side in image_hw)
-    if image_hw is None or before not in options:
-        squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
-        if len(squares) != 1:
-            raise UserError(
-                f"the position table has {rows} rows, from which no image size follows (with {options} of them for "
-                f"other tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of "
-                f"its training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args "
-                f"of a config.json."
-            )
-        before = squares[0]
-        side = math.isqrt(rows - before) * stride
-        if image_hw is not None and settings.architecture:
-            logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
-        image_hw = (side, side)
-    return image_hw, before > 0 or not prefix
+    if image_hw is not None:
+        before = rows - math.prod(-(-side // stride) for side in image_hw)
+        if before in options:
+            return image_hw, before > 0 or not prefix
+    squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
+    if len(squares) != 1:
+        raise UserError(
+            f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
+            f"tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of its "
+            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
+            f"config.json."
+        )
+    side = math.isqrt(rows - squares[0]) * stride
+    if image_hw is not None and settings.architecture:
+        logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
+    return (side, side), squares[0] > 0 or not prefix
 
 
 def _infer_pool(tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]) -> Pool:
+    """Our `pool` for timm's `global_pool`. Raises UserError for one that would read other tokens here."""
     has_class = "cls_token" in tensors
     has_prefix = has_class or "reg_token" in tensors
     includes_prefix = bool(args.get("pool_include_prefix"))

@@ -79,7 +79,7 @@ def test_the_table_is_the_benchmark() -> None:
     groups = [task.group for task in TASKS.values()]
     assert [groups.count(group) for group in GROUPS] == [7, 4, 8]
     assert {task.source for task in TASKS.values()} == sources.SOURCES.keys() - {"cifar10", "fashion_mnist"}
-    assert len({task.folder for task in TASKS.values()}) == len({task.csv for task in TASKS.values()}) == 19
+    assert len({task.folder for task in TASKS.values()}) == len({task.title for task in TASKS.values()}) == 19
     # Table 2 of the VTAB paper: the sizes of the test parts, KITTI's as split since 2020
     sizes = [6084, 10000, 1880, 6149, 3669, 21750, 26032, 32768, 5400, 6300, 42670]
     sizes += [15000, 15000, 22735, 73728, 73728, 711, 12150, 12150]

@@ -42,14 +42,12 @@ CIFAR100 = """
 
 
 class Published(NamedTuple):
-    """Images in a stable order, and for each the key of its example in TFDS.
-
-    read_pixels: reads the images of some indices, where all of them do not fit into memory; `dataset` has none then.
-    """
+    """Images in a stable order, and for each the key of its example in TFDS."""
 
     dataset: Dataset
     keys: list[str]
     read_pixels: Callable[[np.ndarray], np.ndarray] | None = None
+    """Reads the images of some indices, if not all fit into memory; `dataset` has none then."""
 
     def take(self, indices: np.ndarray) -> Dataset:
         """The images `indices`, in that order."""
@@ -119,15 +117,14 @@ def pets(folder: Path, split: str) -> Published:
     rows = [line.split() for line in list_file.read_text().splitlines()]
     breeds = {int(label): name.rpartition("_")[0] for name, label, _, _ in rows}
     keys = [f"{name}.jpg" for name, *_ in rows]
-    names, classes = [breeds[int(row[1])] for row in rows], [breeds[label] for label in sorted(breeds)]
+    names = [breeds[int(label)] for _, label, _, _ in rows]
+    classes = [breeds[label] for label in sorted(breeds)]
     return of_classes([folder / "images" / key for key in keys], names, keys, classes)
 
 
 def sun397(folder: Path, split: str) -> Published:
-    """TFDS's random split, 70 / 10 / 20 %.
-
-    Deviation: the images are the originals, where TFDS scales them down to 120,000 pixels.
-    """
+    """TFDS's random split, 70 / 10 / 20 %. Deviation: the images are the originals, where TFDS scales them down to
+    120,000 pixels."""
     list_file = folder / SOURCES["sun397"].lists[split][0].rpartition("/")[2]
     keys = list_file.read_text().split()  # "/a/apartment_building/outdoor/sun_aaoljtcmbdcmpcfb.jpg"
     classes = [line[3:] for line in (folder / "ClassName.txt").read_text().split()]
@@ -154,9 +151,8 @@ def patch_camelyon(folder: Path, split: str) -> Published:
 def eurosat(folder: Path, split: str) -> Published:
     """The RGB version in folders of the classes; no split is published."""
     files = sorted(folder.glob("[!.]*/*.jpg"), key=lambda file: (file.parent.name, file.name))
-    return of_classes(
-        files, [file.parent.name for file in files], [f"{file.parent.name}_{file.name}" for file in files]
-    )
+    names = [file.parent.name for file in files]
+    return of_classes(files, names, [f"{file.parent.name}_{file.name}" for file in files])
 
 
 resisc45 = eurosat
@@ -181,7 +177,8 @@ class EyeEntry(Entry):
     def read(self, levels: Levels | None = None) -> np.ndarray:
         prepared = Path(self.file)
         if not prepared.is_file():
-            original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
+            original = prepared.parents[2] / prepared.parent.name / prepared.name
+            buffer = io.BytesIO()
             Image.fromarray(prepare_eye(decode_image(original))).save(buffer, "JPEG", quality=EYE_QUALITY)
             try:
                 write_bytes(prepared, buffer.getvalue(), clear=False)  # several workers may make the same image
@@ -222,10 +219,8 @@ def _resize_eye(image: np.ndarray, scale: float) -> np.ndarray:
 
 
 def diabetic_retinopathy(folder: Path, split: str) -> Published:
-    """Stages 0 to 4; validation and test are the public and the private part of the competition's test.
-
-    btgraham-300/ holds the images as `prepare_eye` returns them, each when it is first read.
-    """
+    """Stages 0 to 4; validation and test are the public and the private part of the competition's test. btgraham-300/
+    holds the images as `prepare_eye` returns them, each when it is first read."""
     file, part = ("trainLabels.csv", "train") if split == "train" else ("retinopathy_solution.csv", "test")
     usage = {"train": None, "validation": "Public", "test": "Private"}[split]
     with (folder / file).open(newline="") as lines:
@@ -259,9 +254,6 @@ def of_pixels(pixels: np.ndarray | None, labels: ArrayLike, classes: Sequence[st
     """Images in memory, with the numbers of their classes; a key is `prefix` and the image's number."""
     dataset = Dataset("", "", tuple(classes), np.asarray(labels, np.int64), pixels)
     return Published(dataset, [f"{prefix}{i}" for i in range(len(dataset))])
-
-
-# ------------------------------------------------------------------------------------------ files of pixels
 
 
 def read_idx(path: Path) -> np.ndarray:

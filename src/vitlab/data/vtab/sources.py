@@ -19,24 +19,22 @@ LOCK = ".lock"
 
 
 class Source(NamedTuple):
-    """Where a data set comes from and how it lies on disk.
-
-    sizes: images of each split of TFDS. folders: where it may lie below the root, besides its name; downloads go to
-    ROOT/NAME. required: split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any
-    letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. lists: split
-    -> URL and digest of a list of its images, downloaded into the folder. classes: None where they depend on the task.
-    access: "automatic" (downloaded when needed), "by hand", or "license" (by hand, after consent to its terms).
-    """
+    """Where a data set comes from and how it lies on disk."""
 
     page: str
     license: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # images of each split of TFDS
     folders: Sequence[str]
+    """Where it may lie below the root, besides its name; downloads go to ROOT/NAME."""
     required: Mapping[str, Sequence[str]]
+    """Split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any letters."""
     files: Mapping[str, Sequence[tuple[str, str]]] = {}
+    """Split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked."""
     lists: Mapping[str, tuple[str, str]] = {}
-    classes: int | None = None
+    """Split -> URL and digest of a list of its images, downloaded into the folder."""
+    classes: int | None = None  # None where they depend on the task
     access: str = "automatic"
+    """How it is obtained: "automatic", when needed; "by hand"; or "license", by hand after consent to its terms."""
 
     def how(self) -> str:
         """How the data is obtained, in a line."""
@@ -87,7 +85,8 @@ def _download_and_unpack(files: Sequence[Sequence[str]], folder: Path, is_missin
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
-        missing, interrupted = is_missing(), _unpacking(folder)
+        missing = is_missing()
+        interrupted = _unpacking(folder)
         for url, digest in files:
             archive = folder / url.rpartition("/")[2]
             if missing or archive.name == interrupted:

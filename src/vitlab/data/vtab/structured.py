@@ -80,10 +80,8 @@ def _clevr_object(content: dict) -> object:
 
 
 def dmlab(folder: Path, split: str) -> Published:
-    """Close, far or very far from a reward or a penalty: 6 classes. Splits "train", "validation" and "test".
-
-    The images stay in the TFRecord files; only their offsets are stored.
-    """
+    """Close, far or very far from a reward or a penalty: 6 classes. Splits "train", "validation" and "test". The images
+    stay in the TFRecord files; only their offsets are stored."""
     entries: list[Entry] = []
     labels: list[int] = []
     for file in sorted(folder.glob(f"dmlab-{split}.tfrecord*")):
@@ -150,10 +148,8 @@ def _varint(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def kitti_distance(folder: Path, split: str) -> Published:
-    """How far the nearest car, van or truck: 4 classes. Splits "train", "validation" and "test".
-
-    All are parts of the published training images, as KITTI's test images have no labels.
-    """
+    """How far the nearest car, van or truck: 4 classes. Splits "train", "validation" and "test". All are parts of the
+    published training images, as KITTI's test images have no labels."""
     images, labels, rand, mapping = (folder / part for part in SOURCES["kitti"].required["all"])
     # For each image, separated by commas, the line (from 1) of `mapping`: date, video and number of the image in it.
     videos = [line.split(" ")[1] for line in mapping.read_text().splitlines()]
@@ -245,17 +241,12 @@ def _smallnorb(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _norb_matrix(path: Path) -> np.ndarray:
-    """A .mat or .mat.gz file in the format of NORB.
-
-    Little-endian int32: a number that stands for the type, the number of axes, their sizes (three at least); the data.
-    """
+    """A .mat or .mat.gz file in the format of NORB. Little-endian int32: a number that stands for the type, the number
+    of axes, their sizes (three at least); the data."""
     with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
         magic, axes = np.frombuffer(file.read(8), "<i4").tolist()
         sizes = np.frombuffer(file.read(4 * max(3, axes)), "<i4")[:axes]
         return np.frombuffer(file.read(), NORB_TYPES[magic]).reshape(sizes)
-
-
-# --------------------------------------------------------------------------------------------------- helpers
 
 
 def _bins(values: Sequence[float], thresholds: tuple[float, ...]) -> np.ndarray:

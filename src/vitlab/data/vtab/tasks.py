@@ -2,8 +2,8 @@
 
 The benchmark takes its splits from TensorFlow Datasets (TFDS): `train[:800]`, the first 200 of a validation part, the
 test part whole. A split's examples are sorted by the MD5 sum of the split's name and the key that the data set's
-builder gives the example (`benchmark_order`), so they are computed here without TensorFlow; docs/paper.md says with
-what they were compared.
+builder gives the example (`benchmark_order`), so they are computed here without TensorFlow; docs/paper/answers.md
+says with what they were compared.
 """
 
 import contextlib
@@ -19,10 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, SplitReader, join
+from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
-from vitlab.data.splits import with_image_names
 from vitlab.data.vtab import readers, structured
 from vitlab.data.vtab.sources import SOURCES, Source, locate
 from vitlab.errors import UserError
@@ -41,16 +40,13 @@ READ_ERRORS += (csv.Error, zipfile.BadZipFile, zlib.error)
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One task. `val` and `test` are the TFDS split and the index in it where that part starts; test takes the rest.
+    """One task. `val` and `test` are the TFDS split and the index in it where that part starts; test takes the rest."""
 
-    csv: the benchmark's name for it. folder: what PyTorch's users call it. source: the data set of its images.
-    """
-
-    csv: str
+    title: str  # the benchmark's name for it
     group: str
     classes: int
-    source: str
-    folder: str
+    source: str  # the data set of its images, in `SOURCES`
+    folder: str  # the name of its folder of lists, which PyTorch's users have
     val: tuple[str, int]
     test: tuple[str, int] = ("test", 0)
 
@@ -114,20 +110,22 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
     logger.info("vtab:%s (%s) is read from the published data set in %s", name, split, root)
     slices = {"train": ("train", 0, TRAIN), "val": (*task.val, VAL), "test": (*task.test, task.test_size)}
     wanted: dict[str, list[slice]] = {}  # of each split of TFDS, which is read once
-    for part, start, count in (slices[s] for s in (("train", "val") if split == "trainval" else (split,))):
-        wanted.setdefault(part, []).append(slice(start, start + count))
+    for part in ("train", "val") if split == "trainval" else (split,):
+        tfds_split, start, count = slices[part]
+        wanted.setdefault(tfds_split, []).append(slice(start, start + count))
     datasets = []
-    for part, ranges in wanted.items():
-        published, size = read_published(name, root, part, download), task.origin.sizes[part]
+    for tfds_split, ranges in wanted.items():
+        published = read_published(name, root, tfds_split, download)
+        size = task.origin.sizes[tfds_split]
         if len(published.keys) != size or len(set(published.keys)) != size:
             raise UserError(  # the order of other images would be another split
-                f"vtab:{name}: the {part} part has {len(published.keys)} images and the published one {size}; get it "
-                f"again, {task.origin.how()}"
+                f"vtab:{name}: the {tfds_split} part has {len(published.keys)} images and the published one {size}; "
+                f"get it again, {task.origin.how()}"
             )
-        order = benchmark_order(published.keys, part)
+        order = benchmark_order(published.keys, tfds_split)
         with _reporting_corrupt_files(name, task.origin, root):
             chosen = np.concatenate([order[indices] for indices in ranges])
-            datasets.append(with_image_names(published.take(chosen), f"vtab:{name}/{part}", chosen))
+            datasets.append(with_image_names(published.take(chosen), f"vtab:{name}/{tfds_split}", chosen))
     return dataclasses.replace(functools.reduce(join, datasets), name=f"vtab:{name}", split=split)
 
 
@@ -145,10 +143,8 @@ def available(name: str, root: Path) -> str:
 
 
 def benchmark_order(keys: Sequence[str], salt: str) -> np.ndarray:
-    """Where TFDS puts the examples of a split: `keys[order[0]]` comes first. int64 [n].
-
-    salt: the split's name in TFDS ("train", "validation", "test"). A counter's key is its decimal digits.
-    """
+    """Where TFDS puts the examples of a split: `keys[order[0]]` comes first. int64 [n]. salt: the split's name in TFDS
+    ("train", "validation", "test"). A counter's key is its decimal digits."""
     start = hashlib.md5(salt.encode())
     sums = []
     for key in keys:
@@ -171,10 +167,8 @@ def published_splits(name: str, root: Path | None, download: bool) -> SplitReade
 
 
 def read_published(name: str, root: Path, split: str, download: bool) -> readers.Published:
-    """A split of TFDS of the published data set of a task, or of `SOURCES`.
-
-    Raises UserError where it is missing, corrupt or another one.
-    """
+    """A split of TFDS of the published data set of a task, or of `SOURCES`. Raises UserError where it is missing,
+    corrupt or another one."""
     task = TASKS.get(name)
     source_name = task.source if task else name
     source = SOURCES[source_name]
@@ -182,7 +176,7 @@ def read_published(name: str, root: Path, split: str, download: bool) -> readers
     read = getattr(readers, name, None) or getattr(structured, name)
     with _reporting_corrupt_files(name, source, folder):
         published = read(folder, split)
-        _check(published, task.classes if task else source.classes)
+        _require_consistent(published, task.classes if task else source.classes)
     published = published._replace(dataset=dataclasses.replace(published.dataset, name=name, split=split))
     if len(published.keys) != (size := source.sizes[split]):
         logger.warning("%s: %s has %d images here, and %d as published", name, split, len(published.keys), size)
@@ -202,7 +196,8 @@ def _reporting_corrupt_files(name: str, source: Source, folder: Path) -> Iterato
         ) from error
 
 
-def _check(published: readers.Published, num_classes: int | None) -> None:
+def _require_consistent(published: readers.Published, num_classes: int | None) -> None:
+    """Raises ValueError where classes, labels, keys and images do not fit together."""
     dataset, keys, read_pixels = published
     if len(dataset.classes) != num_classes:
         raise ValueError(f"{len(dataset.classes)} classes, expected {num_classes}")
@@ -223,7 +218,8 @@ def _find_lists(task: Task, root: Path) -> Path | None:
 
 
 def _read_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
-    path, label_of = folder / LISTS[split], {str(number): number for number in range(task.classes)}
+    path = folder / LISTS[split]
+    label_of = {str(number): number for number in range(task.classes)}
     labels, entries = [], []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         image, _, label = line.rpartition(" ")

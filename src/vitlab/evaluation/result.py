@@ -1,0 +1,227 @@
+"""The result of an evaluation: predictions of every image, their metrics, the record for result.json, and its text."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from vitlab.data.dataset import Labels
+from vitlab.display import format_table, preformatted
+from vitlab.errors import quoted
+from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
+from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
+from vitlab.weights.json_fields import THRESHOLDS
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions for the n readable images of a data set, in its order.
+
+    An image has one label; or several, any of which is right (`label_sets`, as ImageNet-ReaL); or several that are all
+    to be predicted (a `Dataset.multi_label`: `label_sets`, `scores` and `predicted_sets`).
+    """
+
+    classes: tuple[str, ...]
+    indices: Int[np.ndarray, " n"]
+    """Positions of the images in the data set."""
+    labels: Int[np.ndarray, " n"]
+    """The first label of each image."""
+    predictions: Int[np.ndarray, " n"]
+    confidences: Float[np.ndarray, " n"]
+    """Probability of the prediction: by softmax, by the sigmoid of a `Dataset.multi_label`."""
+    losses: Float[np.ndarray, " n"]
+    """Softmax cross-entropy, each of k labels having the target 1/k; binary, summed over classes, of a
+    `Dataset.multi_label`."""
+    correct: Bool[np.ndarray, " n"]
+    """Whether the prediction is any of the labels."""
+    in_top5: Bool[np.ndarray, " n"]
+    """Whether any of the labels is among the five highest logits."""
+    skipped: int
+    """Unreadable images."""
+    label_sets: Labels | None = None
+    """All labels of each image; None where each has one."""
+    left_out: int = 0
+    """Images of the source that have no label among the classes."""
+    full_size: int | None = None
+    """Images of the complete split, where the data set lacks some of them."""
+    computed_in: str = "float32"
+    """Type of the model's weights."""
+    scores: Float[np.ndarray, "n K"] | None = None
+    """The logits, of a `Dataset.multi_label` with up to MAX_SCORES of them; not in `predictions.csv`."""
+    thresholds: Sequence[float] | None = None
+    """The probability from which each label is set; None: 0.5."""
+    predicted_sets: Labels | None = None
+    """The labels that are set for each image, by `scores`."""
+
+    def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
+        """The same with the labels that these thresholds set, where there are `scores`."""
+        if self.scores is None:
+            return self
+        predicted = decide_labels(torch.from_numpy(self.scores), thresholds).numpy()
+        return dataclasses.replace(self, thresholds=thresholds, predicted_sets=to_labels(predicted))
+
+    @property
+    def all_labels(self) -> Labels:
+        """`label_sets`, or the one label of each image."""
+        return self.label_sets or Labels(self.labels, np.arange(len(self.labels) + 1))
+
+    def multi_hot(self, labels: Labels) -> Bool[np.ndarray, "n K"]:
+        """Which labels each image has in `all_labels` or `predicted_sets`."""
+        return labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
+
+    @property
+    def wrong_labels(self) -> Int[np.ndarray, " n"]:
+        """How many labels each image misses or has too many, by `predicted_sets`."""
+        assert self.predicted_sets is not None
+        return (self.multi_hot(self.all_labels) != self.multi_hot(self.predicted_sets)).sum(axis=1)
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 accuracy."""
+        return float(self.correct.mean())
+
+    @property
+    def calibration(self) -> Calibration:
+        """Accuracy by confidence, in 15 bins."""
+        return calibrate(self.confidences, self.correct)
+
+    @property
+    def confusion(self) -> Int[np.ndarray, "K K"]:
+        """Counts of images by label (row) and prediction (column), for images with one label."""
+        assert self.label_sets is None, "which of several labels was confused is unknown"
+        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
+        np.add.at(counts, (self.labels, self.predictions), 1)
+        return counts
+
+    def metrics(self) -> dict[str, float]:
+        """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
+        metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
+        if self.scores is not None:
+            metrics["mean_average_precision"] = mean_average_precision(self.multi_hot(self.all_labels), self.scores)
+        if len(self.classes) > 5:
+            metrics["top5"] = float(self.in_top5.mean())
+        return metrics
+
+    def record(self) -> dict[str, Any]:
+        """The metrics and what they were measured on, as plain data.
+
+        Also the accuracy's 95 % interval and the expected calibration error (`Calibration`); with `predicted_sets`
+        instead the mean F1 of the labels, and `exact_match`: the fraction of images with exactly the right labels.
+        Where each image has one label, the balanced accuracy: the mean recall of the classes with images.
+        """
+        per_class = self.per_class()
+        record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        if self.predicted_sets is None:
+            record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
+            record["expected_calibration_error"] = self.calibration.error
+        else:
+            record |= label_summary(per_class, self.thresholds)
+            record["exact_match"] = float((self.wrong_labels == 0).mean())
+        if self.label_sets is None:
+            record["balanced_accuracy"] = float(np.mean([row["recall"] for row in per_class if row["images"]]))
+        if self.left_out:
+            record["left_out"] = self.left_out
+        if self.full_size is not None:
+            record["full_size"] = self.full_size
+        return record | {"per_class": per_class}
+
+    def metadata(self) -> dict[str, Any]:
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; and `thresholds`."""
+        names = {"images", "accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error"}
+        if self.predicted_sets is not None:  # accuracy is that of the highest label alone
+            names = {"images"} if self.scores is None else {"images", "mean_average_precision", "f1", "exact_match"}
+        metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
+        return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
+
+    def as_table(self) -> str:
+        return format_evaluation(self.record())
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.as_table())
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """For each class: images, recall and precision.
+
+        Where images have several labels, `accuracy` replaces recall: the fraction of the class's images whose
+        prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
+        """
+        if self.predicted_sets is not None:
+            hot = self.multi_hot(self.all_labels)
+            predicted = self.multi_hot(self.predicted_sets)
+            return label_rows(self.classes, hot, predicted, self.scores, self.thresholds)
+        labels = self.all_labels
+        correct = labels.values[np.repeat(self.correct, labels.counts)]
+        columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
+        counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
+        recall = "recall" if self.label_sets is None else "accuracy"
+        return [
+            {
+                "class": name,
+                "images": images,
+                recall: correct / images if images else None,
+                "precision": hits / predicted if predicted else None,
+            }
+            for name, images, correct, predicted, hits in zip(self.classes, *counts, strict=True)
+        ]
+
+
+def headline(record: Mapping[str, Any]) -> str:
+    """The main metric of a record as text: mean average precision of several labels, else accuracy."""
+    # One label that all images have makes the accuracy 100 %.
+    precision = record.get("mean_average_precision")
+    return f"accuracy {record['accuracy']:.2%}" if precision is None else f"mean average precision {precision:.2%}"
+
+
+def format_evaluation(record: Mapping[str, Any]) -> str:
+    """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
+    return _format_multi_label(record) if "f1" in record else _format_single_label(record)
+
+
+def _format_single_label(record: Mapping[str, Any]) -> str:
+    low, high = record["accuracy_interval"]
+    accuracy = f"accuracy {record['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%})"
+    metrics = [accuracy, *_metrics(record, "balanced_accuracy", "loss", "top5")]
+    return _format(record, ("class", "images", "recall", "accuracy", "precision"), metrics)
+
+
+def _format_multi_label(record: Mapping[str, Any]) -> str:
+    columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
+    metrics = _metrics(record, "mean_average_precision", "f1", "exact_match", "loss")
+    return f"{_format(record, columns, metrics)}\nthresholds: {record['thresholds']}"
+
+
+def _metrics(record: Mapping[str, Any], *names: str) -> list[str]:
+    present = [name for name in names if record.get(name) is not None]
+    return [f"{name.replace('_', ' ')} {record[name]:{'.4f' if name == 'loss' else '.2%'}}" for name in present]
+
+
+def _format(record: Mapping[str, Any], columns: tuple[str, ...], metrics: list[str]) -> str:
+    """The table with those of `columns` that the classes have, and below it the images, `metrics` and notes."""
+    rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
+    names = [name for name in columns if rows and name in rows[0]]
+    table = format_table([{name.replace("_", " "): _cell(name, row[name]) for name in names} for row in rows])
+    total = f" of {record['full_size']:,}" if "full_size" in record else ""
+    tested = sum(row["images"] > 0 for row in rows)
+    classes = len(record["per_class"])
+    of_classes = f" of {tested} of the {classes} classes" if tested < classes else ""
+    notes = {"skipped": "could not be read", "left_out": "have no label here"}
+    parts = [f"{record['images']:,}{total} images{of_classes}", *metrics]
+    parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
+    if record.get("computed_in", "float32") != "float32":
+        parts.append(f"computed in {record['computed_in']}")
+    return f"{table}\n{' · '.join(parts)}"
+
+
+def _cell(column: str, value: Any) -> str | int:
+    """`images` remains a number: the table aligns it and separates its thousands."""
+    if column == "class":
+        return quoted(value)
+    if column == "threshold":
+        return f"{value:.3f}"
+    if column == "images":
+        return value
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,227 @@
+"""Fig. 1 to 14: drawn from a model, from the numbers that the paper prints, or from what was recorded here.
+
+A function takes a `Request` and returns figures by file name. Those that look into a model take the checkpoint of the
+request; without one they train a small ViT on scanned digits, which takes about half a minute.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from vitlab.data.transforms import EvalTransform, to_pixels
+from vitlab.errors import UserError
+from vitlab.evaluation.sources import find_images, read_image
+from vitlab.inspection import plots
+from vitlab.inspection.capture import Capture, capture
+from vitlab.inspection.embeddings import filters_of, positions_of
+from vitlab.inspection.figures import Figure, distances, filters, pairs, positions
+from vitlab.inspection.finished_run import Run
+from vitlab.inspection.overview import draw_overview
+from vitlab.models.registry import create_model
+from vitlab.models.vit import ViT
+from vitlab.panels import Panel, Series
+from vitlab.paper.recorded import read_panels
+from vitlab.preprocessing import Preprocessing
+from vitlab.recipes import tiny
+from vitlab.runs.pretrain import pretrain
+from vitlab.runs.vtab import MEANS
+from vitlab.studies import vtab_table
+from vitlab.studies.scaling import FAMILIES, TABLE6, paper_panel
+from vitlab.studies.tables import TABLES
+from vitlab.train.precision import choose_device
+from vitlab.weights import Checkpoint, load_checkpoint
+
+SHOWN, MORE, AVERAGED = 3, 16, 128
+"""Images of Fig. 6, of Fig. 14, and for mean attention distances, at most."""
+DIGITS_EPOCHS = 200 / 3
+"""Epochs of the small ViT: about 20 seconds of two cores."""
+PRETRAINING_SETS = {"ImageNet": "ImageNet", "I21k": "ImageNet-21k", "JFT": "JFT-300M"}
+UNTRAINED = "ViT-Ti/16"
+"""The model with random weights."""
+Figures = dict[str, Figure]
+
+
+@dataclass
+class Request:
+    """What `vitlab paper` was asked to show."""
+
+    checkpoint: str | None = None
+    images: Sequence[str] = ()
+    out: Path = Path("paper")
+    device: str = "auto"
+    shown: int = SHOWN
+    untrained: bool = False
+    """Without a checkpoint, take a model with random weights."""
+    log: Callable[[str], None] = field(default=lambda _: None)
+
+    @cached_property
+    def vit(self) -> ViT:
+        """The model of the checkpoint; without one a small ViT, trained now or by an earlier call."""
+        model = self._loaded.model
+        if not isinstance(model, ViT):
+            raise UserError(f"{self.checkpoint} is a ResNet, which has no attention; give a Vision Transformer.")
+        return model.to(choose_device(self.device))
+
+    @cached_property
+    def _loaded(self) -> Checkpoint:
+        if self.checkpoint is None and self.untrained:
+            return Checkpoint(create_model(UNTRAINED), {}, Preprocessing())
+        return load_checkpoint(self.checkpoint or self._trained_digits)
+
+    @cached_property
+    def _trained_digits(self) -> Path:
+        folder = self.out / "digits"
+        self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}, about half a minute")
+        pretrain(dataclasses.replace(tiny.digits(), epochs=DIGITS_EPOCHS), folder)
+        return folder
+
+    @cached_property
+    def pixels(self) -> list[UInt8[np.ndarray, "H W 3"]]:
+        """The images as the model sees them: those of the request, digits, or two photos that scikit-learn has."""
+        if self.checkpoint is None and not self.untrained and not self.images:
+            run = Run.read(self._trained_digits)
+            return list(run.preprocessed(run.one_per_class(self.shown)).values())
+        transform = EvalTransform(self.vit.config.image_hw, self._loaded.preprocessing)
+        sources = find_images(self.images) if self.images else find_images(sample_photos())
+        inputs = [transform.apply([read_image(source, name)]) for name, source in list(sources)[: self.shown]]
+        return [to_pixels(image)[0] for image in inputs]
+
+    @cached_property
+    def batch(self) -> Float[Tensor, "B 3 H W"]:
+        """The images in [-1, 1]."""
+        return torch.from_numpy(np.stack(self.pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+    @cached_property
+    def captured(self) -> Capture:
+        """Attention and tokens of the images."""
+        return capture(self.vit, [self.batch], keep=len(self.pixels))
+
+
+def sample_photos() -> list[UInt8[np.ndarray, "H W 3"]]:
+    """A temple and a flower, CC BY 2.0: photos by danielbuechele and vultilion that come with scikit-learn."""
+    from sklearn.datasets import load_sample_images
+
+    return load_sample_images().images
+
+
+def fig1(request: Request) -> Figures:
+    """The model at a glance, with an image cut into patches."""
+    name, source = next(find_images(request.images or sample_photos()))
+    return {"fig1": draw_overview(read_image(source, name))}
+
+
+def fig2(request: Request) -> Figures:
+    """VTAB by groups: Table 9's means."""
+    groups = list(MEANS)
+    series = [
+        Series(model, range(len(groups)), [vtab_table.printed_mean(number, group) / 100 for group in groups])
+        for number, model in enumerate(vtab_table.PAPER)
+    ]
+    return {"fig2": plots.panels([Panel("VTAB-1k (Table 9)", "", "mean accuracy", series, ticks=groups)])}
+
+
+def fig3(request: Request) -> Figures:
+    """ImageNet accuracy over the pre-training set: Table 5's column, and the study with small models here."""
+    table = TABLES["table5"]
+    column = table.columns.index("ImageNet")
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, row in table.rows.items():
+        model, data = name.split(", ")
+        lines.setdefault(model, []).append((list(PRETRAINING_SETS).index(data), float(row[column]) / 100))
+    series = [Series(model, *zip(*points, strict=True)) for model, points in lines.items()]
+    ticks = list(PRETRAINING_SETS.values())
+    printed = Panel("The paper (Table 5)", "pre-training set", "ImageNet accuracy", series, ticks=ticks)
+    return {"fig3": plots.panels([printed, *read_panels("data-size")])}
+
+
+def fig4(request: Request) -> Figures:
+    """Few-shot accuracy over the size of the pre-training set, by small models here; the paper prints no numbers."""
+    return {"fig4": plots.panels(read_panels("data-size"))}
+
+
+def fig5(request: Request) -> Figures:
+    """Accuracy over compute: Table 6, and the study with small models here."""
+    series = []
+    for kind in FAMILIES:
+        points = [(run.exaflops, run.imagenet / 100) for run in TABLE6 if run.family == kind]
+        series.append(Series(kind, *zip(*points, strict=True)))
+    right = Panel("The paper (Table 6)", "pre-training exaFLOPs", "ImageNet accuracy", series, log_x=True, front=True)
+    return {"fig5": plots.panels([paper_panel(), right, read_panels("scaling")[0]])}
+
+
+def fig6(request: Request) -> Figures:
+    """Images under the attention of the output token."""
+    return {"fig6": pairs(request.captured, request.pixels)[0].figure}
+
+
+def fig7(request: Request) -> Figures:
+    """Filters of the patch embedding, similarity of position embeddings, attention distance by layer."""
+    figures = {"fig7-left": filters(filters_of(request.vit)).figure}
+    if (similarity := positions_of(request.vit)) is not None:
+        figures["fig7-center"] = positions(similarity).figure
+    return figures | {"fig7-right": fig11(request)["fig11"]}
+
+
+def fig8(request: Request) -> Figures:
+    """Depth, width, patch size: the study with small models here; the paper prints no numbers."""
+    return {"fig8": plots.panels(read_panels("shape"))}
+
+
+def fig9(request: Request) -> Figures:
+    """Class token against mean pooling: the study with small models here; the paper prints no numbers."""
+    return {"fig9": plots.panels(read_panels("head"))}
+
+
+def fig10(request: Request) -> Figures:
+    """Similarity of the position embeddings of a model; the paper compares three trainings."""
+    similarity = positions_of(request.vit)
+    if similarity is None:
+        raise UserError(f"{request.checkpoint} has no absolute position embeddings; give a checkpoint that has.")
+    return {"fig10": positions(similarity).figure}
+
+
+def fig11(request: Request) -> Figures:
+    """Attention distance by layer: of a ViT the left panel, of a hybrid the right one."""
+    captured = dataclasses.replace(request, shown=AVERAGED).captured
+    return {"fig11": distances(captured.distances, captured.layers).figure}
+
+
+def fig12(request: Request) -> Figures:
+    """Images/s over image sizes, as recorded here on one core of a CPU."""
+    return {"fig12": plots.panels(read_panels("fig12"))}
+
+
+def fig13(request: Request) -> Figures:
+    """Axial attention: the study with small models here, and the speed recorded on a CPU."""
+    return {"fig13": plots.panels([read_panels("axial")[0], *read_panels("fig13")])}
+
+
+def fig14(request: Request) -> Figures:
+    """Fig. 6 for more images."""
+    more = dataclasses.replace(request, shown=MORE)
+    return {"fig14": pairs(more.captured, more.pixels)[0].figure}
+
+
+PAPER_FIGURES: dict[str, Callable[[Request], Figures]] = {
+    "fig1": fig1,
+    "fig2": fig2,
+    "fig3": fig3,
+    "fig4": fig4,
+    "fig5": fig5,
+    "fig6": fig6,
+    "fig7": fig7,
+    "fig8": fig8,
+    "fig9": fig9,
+    "fig10": fig10,
+    "fig11": fig11,
+    "fig12": fig12,
+    "fig13": fig13,
+    "fig14": fig14,
+}

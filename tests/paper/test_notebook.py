@@ -1,0 +1,33 @@
+"""docs/paper/paper.ipynb runs from its first cell to its last, and shows what it stores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+import torch
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "paper" / "paper.ipynb"
+
+
+@pytest.fixture
+def _gradients() -> Any:
+    yield
+    torch.set_grad_enabled(True)  # which the cells turn off
+
+
+@pytest.mark.usefixtures("_gradients", "unchecked")
+def test_every_cell_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The cells compare each equation with the model themselves."""
+    matplotlib.use("agg")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert sum("check(" in "".join(cell["source"]) for cell in cells) >= 4
+    names: dict[str, Any] = {}
+    for cell in cells:
+        capsys.readouterr()
+        exec(compile("".join(cell["source"]), "cell", "exec"), names)
+        stored = ["".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout"]
+        if stored and "pretrain" not in stored[0]:
+            assert capsys.readouterr().out.split("\n")[0].split()[0] == stored[0].split()[0]
+    assert names["run"].result["test"]["accuracy"] > 0.9

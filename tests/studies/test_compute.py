@@ -1,0 +1,127 @@
+"""What a study takes, counted from the registry of data sets before anything is read; and a study in a given time."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from small_study import SMALL, variants
+
+from vitlab.config import DataConfig
+from vitlab.errors import UserError
+from vitlab.models.registry import get_config
+from vitlab.recipes import tiny
+from vitlab.studies import compute
+from vitlab.studies.compute import fit_study, format_compute, model_of, num_training_images, study_compute
+from vitlab.studies.presets import changed
+from vitlab.studies.report import write_report
+from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished
+from vitlab.studies.spec import StudyRun
+from vitlab.train.clock import Clock
+from vitlab.train.workdir import write_json
+
+
+def test_every_point_and_their_sum(tmp_path: Path) -> None:
+    whole = plan(SMALL, "small", tmp_path)
+    report = study_compute(whole, tflops=0.5)
+    assert [row["point"] for row in report["points"]] == [run.name for run in whole.runs]
+    first, tuned = report["points"][0], report["points"][2]
+    assert (first["steps"], first["images"]) == (12, 192)
+    model = changed(variants("small")[0].config.model, num_classes=3)
+    assert first["exaflops"] == pytest.approx(6 * model.forward_macs * 192 / 1e18)
+    assert first["hours"] == pytest.approx(first["exaflops"] * 1e6 / 0.5 / 3600)
+    assert tuned["exaflops"] > 3 * first["exaflops"]  # four times the patches
+    assert tuned["parameters"] == first["parameters"] + 12 * 16  # a larger table of positions
+    assert report["sum"]["exaflops"] == pytest.approx(sum(row["exaflops"] for row in report["points"]))
+    assert report["sum"]["open_hours"] == report["sum"]["hours"]
+    assert not list(tmp_path.iterdir())  # nothing is started
+
+    write_json(whole.folders["rate-0.001.seed-0"] / "result.json", {})
+    second = study_compute(whole, tflops=0.5)
+    assert second["sum"]["open_hours"] == pytest.approx(report["sum"]["hours"] - first["hours"])
+    assert [row["finished"] for row in second["points"]] == [True, False, False]
+    assert "3 runs: " in format_compute(second)
+    assert "hours of one core at 0.5 TFLOP/s" in format_compute(second)
+
+
+def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
+    first, _, tuned = variants("small")
+    searched = StudyRun("tuned", changed(tuned.config, learning_rates=(0.01, 0.03)), {}, init_from=first.name)
+    study = dataclasses.replace(SMALL, variants=lambda scale: [first, searched])
+    row = study_compute(plan(study, "small", tmp_path))["points"][1]
+    assert (row["steps"], row["images"]) == (3 * 12, 3 * 192)
+    model = model_of(searched, {first.name: first})
+    assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["images"] / 1e18)
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (DataConfig(name="digits"), 1259),
+        (DataConfig(name="digits", train_split="trainval"), 1438),
+        (DataConfig(name="fashion_mnist", train_split="trainval", classes=(0, 1, 2, 3, 4)), 30_000),
+        (DataConfig(name="cifar10", train_split="trainval", subset_fraction=0.02), 1000),
+        (DataConfig(name="shards:jft300m", subset_fraction=0.1), 30_300_000),
+    ],
+)
+def test_images_of_a_training_split(data: DataConfig, count: int) -> None:
+    assert num_training_images(data) == count
+
+
+def test_data_of_unknown_size() -> None:
+    with pytest.raises(ValueError, match=r"folder:mine.*digits"):
+        num_training_images(DataConfig(name="folder:mine"))
+
+
+def test_the_model_of_a_run() -> None:
+    first, _, tuned = variants("small")
+    large = dataclasses.replace(first, config=changed(first.config, model=get_config("ViT-B/16")))
+    assert model_of(tuned, {tuned.init_from or "": large}) == get_config("ViT-B/16", image_size=16, num_classes=3)
+    masked = tiny.masked_digits()  # has no head
+    assert model_of(dataclasses.replace(first, config=masked), {}) == masked.model
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"), [(10, (5, 1)), (2, (2, 1)), (1.4, (2, 2)), (0.2, (3, 16))], ids=lambda value: str(value)
+)
+def test_a_budget_takes_seeds_then_steps(
+    hours: float, expected: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a study whose seed takes an hour, by one process; the longest that fits."""
+    monkeypatch.setattr(
+        compute, "_measured_tflops", lambda plan, device: study_compute(plan)["sum"]["exaflops"] * 1e6 / 3600
+    )
+    study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=64), seeds=5)
+
+    def make_plan(seeds: int, divisor: int = 1) -> StudyPlan:
+        return plan(study, "small", tmp_path, seeds=seeds, divisor=divisor)
+
+    clock = Clock(hours * 3600 * 1.1)
+    made = fit_study(study, make_plan, clock, 1, "cpu")
+    assert (len({run.config.seed for run in made.runs}), made.divisor) == expected
+    with pytest.raises(UserError, match="--budget"):
+        fit_study(study, make_plan, Clock(60.0), 1, "cpu")
+
+
+def test_when_the_time_is_over_the_complete_seeds_are_reported(tmp_path: Path) -> None:
+    """The run that is not finished is interrupted, and a later call goes on."""
+    study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=4), seeds=2)
+    whole = plan(study, "small", tmp_path)
+    first_seed = dataclasses.replace(whole, runs=tuple(run for run in whole.runs if run.config.seed == 0))
+    over = Clock(0.0)
+    with pytest.raises(StudyError, match="no seed complete"):
+        run_study(study, whole, processes=1, device="cpu", clock=over)
+    run_unfinished(first_seed, "cpu")
+    report = run_study(study, whole, processes=1, device="cpu", clock=over)
+    assert {point["seed"] for point in report["points"]} == {0}
+    assert len(run_study(study, whole, processes=1, device="cpu", clock=Clock(1e6))["points"]) == len(whole.runs)
+
+
+def test_shorter_runs_decide_nothing(tmp_path: Path) -> None:
+    short = plan(SMALL, "small", tmp_path, divisor=2)
+    full = plan(SMALL, "small", tmp_path)
+    assert [run.config.total_steps(1) for run in short.runs] == [run.config.total_steps(1) // 2 for run in full.runs]
+    assert not {*short.folders.values()} & {*full.folders.values()}
+    run_unfinished(short, "cpu")
+    report = write_report(SMALL, "small", short.results, tmp_path, short.divisor)
+    assert {claim["verdict"] for claim in report["claims"]} == {"not tested"}
+    assert "1/2 of the steps" in report["lead"]
