@@ -21,7 +21,8 @@ from vitlab.weights import save_model
 BAD_INPUT: list[tuple[str, list[str]]] = [
     ("", ["usage: vitlab COMMAND", "finetune Make a classifier of images"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
-    ("list", ["{models,checkpoints,datasets,recipes,studies,vtab}", "required"]),
+    ("train", ["no command 'train'", "`vitlab pretrain`", "`vitlab finetune`"]),
+    ("pretrain tiny-digits --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
     ("list modls", ["'modls'", "Expected one of ('models'"]),
     ("list models --root images", ["--root has no effect on a list of models", "`vitlab list vtab`"]),
     ("pretrain", ["RECIPE", "`vitlab list recipes`"]),

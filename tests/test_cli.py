@@ -35,14 +35,14 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ("error", "code", "message"),
     [
         (StoppedError("saved at step 5"), 143, "vitlab: saved at step 5"),
-        (NonFiniteError("not finite at step 5"), 1, "vitlab: not finite at step 5"),
-        (ParityError("the file differs"), 1, "vitlab: the file differs"),
+        (NonFiniteError("not finite at step 5"), 1, "vitlab: error: not finite at step 5"),
+        (ParityError("the file differs"), 1, "vitlab: error: the file differs"),
         (
             RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"),
             2,
-            "vitlab: torch.compile needs a C++ compiler (g++); install one, or give --compile False.",
+            "vitlab: error: torch.compile needs a C++ compiler (g++); install one, or give --compile False.",
         ),
-        (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: [Errno 13] Permission denied: 'runs'"),
+        (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: error: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
     ],
 )

@@ -44,4 +44,13 @@ def test_errors_and_warnings_are_printed_without_escapes(
     monkeypatch.setattr(Doctor, "run", run)
     with pytest.raises(SystemExit):
         cli.main(["doctor"])
-    assert capfd.readouterr().err == "warned of \\x1b[31mred\nvitlab: no \\x1b[31mred\nsecond line\n"
+    assert capfd.readouterr().err == "warned of \\x1b[31mred\nvitlab: error: no \\x1b[31mred\nsecond line\n"
+
+
+def test_an_error_is_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    for no_color, expected in (("", "vitlab: \x1b[31merror:\x1b[0m "), ("1", "vitlab: error: ")):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with pytest.raises(SystemExit):
+            cli.main(["no-such-command"])
+        assert capsys.readouterr().err.startswith(expected)

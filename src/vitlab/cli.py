@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab import __version__
 from vitlab.commands import COMMANDS, command_type, discard
 from vitlab.commands.settings import parse_command
 from vitlab.errors import DISK_FULL, RunError, UserError, printable
@@ -19,7 +20,22 @@ from vitlab.settings import nearest
 
 DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe", "features")
 """Commands that several processes of torchrun run together."""
+STOPPED = 143
+"""Exit code of a run that was stopped and has saved."""
 HELP = {"-h", "--help", "--help-all"}
+OTHER_WORDS = {
+    "train": "`vitlab pretrain` trains a new model, `vitlab finetune` a checkpoint",
+    "test": "`vitlab evaluate` tests a checkpoint",
+    "eval": "`vitlab evaluate` tests a checkpoint",
+    "classify": "`vitlab predict` classifies images",
+    "infer": "`vitlab predict` classifies images",
+    "models": "`vitlab list models`",
+    "datasets": "`vitlab list datasets`",
+    "attention": "`vitlab inspect` shows where a model looks",
+    "version": "`vitlab --version`",
+    "help": "`vitlab --help`",
+}
+"""What people may call a command, and what to type."""
 NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? compiler")
 """What torch.compile and Triton raise without one."""
 OUTPUTS = ("workdir", "out", "csv", "destination", "cache")
@@ -38,6 +54,11 @@ def parse(argv: Sequence[str]) -> Any:
         print(overview(), file=sys.stdout if argv else sys.stderr, flush=True)
         raise SystemExit(0 if argv else 2)
     name, *words = argv
+    if name in ("-V", "--version"):
+        print(f"vitlab {__version__}", flush=True)
+        raise SystemExit(0)
+    if name in OTHER_WORDS:
+        raise UserError(f"there is no command {name!r}: {OTHER_WORDS[name]}.")
     if name.startswith("-"):
         raise UserError(f"{name} precedes the command; give a command first, one of {', '.join(COMMANDS)}.")
     if name not in COMMANDS:
@@ -87,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except RuntimeError as error:
         code = _exit_code(error, command)
     except KeyboardInterrupt:
-        _print_error("interrupted.")
+        _print_message("interrupted.")
         code = 130
     raise SystemExit(code)
 
@@ -118,8 +139,15 @@ class _PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-def _print_error(text: str) -> None:
+def _print_message(text: str) -> None:
     print(f"vitlab: {printable(text)}", file=sys.stderr)
+
+
+def _print_error(text: str) -> None:
+    """In red on a terminal, unless NO_COLOR is set."""
+    colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    word = "\x1b[31merror:\x1b[0m" if colored else "error:"
+    print(f"vitlab: {word} {printable(text)}", file=sys.stderr)
 
 
 def _exit_code(error: RuntimeError, command: Any) -> int:
@@ -128,7 +156,8 @@ def _exit_code(error: RuntimeError, command: Any) -> int:
 
     if isinstance(error, RunError):
         if error.on_every_rank or is_rank_0():
-            _print_error(str(error))
+            show = _print_message if error.exit_code == STOPPED else _print_error
+            show(str(error))
         return error.exit_code
     if isinstance(error, torch.OutOfMemoryError):
         _print_error(f"out of device memory.{_smaller_flags(command)} ({error})")

@@ -1,10 +1,12 @@
 """`--help` shows the usual flags of a command with their texts and defaults; `--help-all` shows every flag."""
 
 import re
+import shlex
 
 import pytest
 from program import call
 
+from vitlab.cli import parse
 from vitlab.commands import COMMANDS, command_type
 from vitlab.commands.settings import parse_command
 
@@ -61,3 +63,13 @@ def test_settings_left_to_the_data_have_no_default(capsys: pytest.CaptureFixture
         assert re.search(rf"  {flag} (?:(?!\n  --).)*?\(chosen\s+by\s+the\s+data\)", staged, re.DOTALL)
     assert re.search(r"--optim.lr FLOAT (?:(?!\n  --).)*?\(default:\s+0\.0001\)", staged, re.DOTALL)
     assert "chosen" not in re.sub("the.*chosen", "", paper.partition("settings")[2])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which the command understands."""
+    _, out, _ = call(capsys, name, "--help")
+    (example,) = re.findall(r"^example: vitlab (.+)$", out, re.MULTILINE)
+    words = shlex.split(example)
+    assert words[0] == name
+    parse(words)

@@ -66,3 +66,12 @@ def test_rows_of_data_sets() -> None:
     assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
     assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"
     assert all(row["license"] and row["source"] for row in rows.values())
+
+
+def test_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {row["list"] for row in answer(capsys, "list")} == LISTS.keys()
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, flag) == (0, f"vitlab {vitlab.__version__}\n", "")

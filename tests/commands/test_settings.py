@@ -80,3 +80,18 @@ def test_a_switch_resets_settings_without_effect(
     """The recipe's `pad` for another crop is not the user's mistake."""
     data = config_of(words).data
     assert (data.crop, data.min_area, data.pad, data.crop_resize) == (crop, area, pad, resize)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (
+            "pretrain tiny-digits --dataset fashion_mnist --root data --lr 0.01 --out x",
+            "pretrain tiny-digits --data.name fashion_mnist --data.root data --optim.lr 0.01 --workdir x",
+        ),
+        ("finetune a --dataset digits --lr=0.01 --out x", "finetune a --dataset digits --optim.lr 0.01 --workdir x"),
+        ("inspect a --workdir x", "inspect a --out x"),
+    ],
+)
+def test_flags_by_their_names_in_other_commands(words: str, same: str) -> None:
+    assert parse(words.split()) == parse(same.split())

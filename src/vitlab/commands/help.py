@@ -26,6 +26,29 @@ USUAL = {
     *("data.name", "data.root", "data.train_split", "data.crop", "data.workers", "masking.target", "masking.share"),
 }
 """The settings of a run that `--help` shows. A command's other flags are always shown."""
+EXAMPLES = {
+    "demo": "vitlab demo",
+    "pretrain": "vitlab pretrain tiny-digits --epochs 20",
+    "finetune": "vitlab finetune --dataset folder:flowers --budget 10m",
+    "study": "vitlab study positions --dry-run",
+    "evaluate": "vitlab evaluate runs/flowers --split test",
+    "fewshot": "vitlab fewshot CHECKPOINT --dataset folder:flowers --shots 1 5",
+    "probe": "vitlab probe CHECKPOINT --dataset folder:flowers",
+    "features": "vitlab features CHECKPOINT --dataset folder:flowers --out flowers.npz",
+    "vtab": "vitlab vtab CHECKPOINT --root data/vtab --tasks pets",
+    "predict": "vitlab predict runs/flowers new-images/",
+    "inspect": "vitlab inspect runs/flowers photo.jpg",
+    "paper": "vitlab paper fig7",
+    "duplicates": "vitlab duplicates folder:web folder:flowers",
+    "convert": "vitlab convert runs/flowers flowers-hf --to huggingface",
+    "export": "vitlab export runs/flowers --to onnx --out flowers.onnx --with-preprocessing",
+    "shard": "vitlab shard folder:flowers flowers-256 --size 256",
+    "app": "vitlab app runs/flowers",
+    "list": 'vitlab list models "ViT-B*"',
+    "plan": "vitlab plan jft --model ViT-L/16 --device h100 --count 256",
+    "bench": "vitlab bench ViT-S/16 --sizes 224 --batch 8",
+    "doctor": "vitlab doctor",
+}
 HIDDEN = {"model.kind", "model.stem", "model.body"}
 """Settings that the model's name decides: their flags are never shown."""
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", pathlib.Path: "PATH"}
@@ -69,6 +92,8 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
         textwrap.fill(usage, _width(), subsequent_indent="    "),
         textwrap.fill(" ".join((kind.__doc__ or "").split()), _width()),
     ]
+    if name in EXAMPLES:
+        blocks.append(f"example: {EXAMPLES[name]}")
     for title, rows in groups.items():
         if rows:
             blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, show_all) for flag in rows)]))

@@ -24,8 +24,8 @@ Row = dict[str, Any]
 class List:
     """List models, checkpoints, data sets, recipes, studies, or the tasks of VTAB-1k and the sources of their data."""
 
-    what: Positional[Literal["models", "checkpoints", "datasets", "recipes", "studies", "vtab"]]
-    """What to list."""
+    what: Positional[Literal["models", "checkpoints", "datasets", "recipes", "studies", "vtab"] | None] = None
+    """What to list. Without it, what can be listed."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
     root: Path | None = None
@@ -35,6 +35,10 @@ class List:
     def run(self) -> int:
         if self.root and self.what != "vtab":
             raise UserError(f"--root has no effect on a list of {self.what}; only `vitlab list vtab` reads a folder.")
+        if self.what is None:
+            rows = [{"list": name, "": function.__doc__.partition(".")[0]} for name, function in LISTS.items()]
+            print_result(rows, self.json, format_table(rows))
+            return 0
         rows = LISTS[self.what](self.pattern, **({"root": self.root} if self.root else {}))
         print_result(rows, self.json, format_table(rows) or f"no {self.what} match {self.pattern!r}")
         return 0

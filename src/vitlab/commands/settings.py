@@ -17,6 +17,14 @@ from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, OPEN, PRETRAIN, resolve
 from vitlab.settings import nearest
 
+OTHER_NAMES = {
+    "--dataset": "--data.name",
+    "--root": "--data.root",
+    "--lr": "--optim.lr",
+    "--out": "--workdir",
+    "--workdir": "--out",
+}
+"""Flags by the names that they have in other commands."""
 MODEL_OF_CHECKPOINT = {"model.": "the model comes from the checkpoint; give --image-size or --model.dropout."}
 TASK_DATA = ("data.name", "data.root", "data.classes", "data.train_split", "data.eval_split")
 """The settings that each task of VTAB decides."""
@@ -47,7 +55,7 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     Its field `config`, if it has one, is the recipe's config with the flags, and `open_settings` are what the recipe
     leaves to the data. Raises UserError for invalid settings, SystemExit(2) for unknown flags.
     """
-    words = [_with_hyphens(word) for word in words]
+    words = [_by_own_name(_with_hyphens(word), kind) for word in words]
     if not has_field(kind, "config"):
         return tyro.cli(kind, args=words, prog=f"vitlab {name}", description=kind.__doc__)
     chosen = read_recipe(name, words)
@@ -66,6 +74,15 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     resolved = resolve(chosen.config, given, chosen.open_settings, budget=has_budget)
     decided = {"config": resolved.config, "open_settings": resolved.open_settings}
     return dataclasses.replace(command, **{name: value for name, value in decided.items() if has_field(kind, name)})
+
+
+def _by_own_name(word: str, kind: Any) -> str:
+    """`--dataset`, where a command has it as `--data.name`, and so on."""
+    flag, equals, value = word.partition("=")
+    own = OTHER_NAMES.get(flag)
+    if own is None or has_field(kind, flag[2:]) or not has_field(kind, "config" if "." in own else own[2:]):
+        return word
+    return own + equals + value
 
 
 def has_field(kind: Any, name: str) -> bool:
