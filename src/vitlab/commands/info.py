@@ -36,7 +36,7 @@ class List:
         if self.root and self.what != "vtab":
             raise UserError(f"--root has no effect on a list of {self.what}; only `vitlab list vtab` reads a folder.")
         if self.what is None:
-            rows = [{"list": name, "": function.__doc__.partition(".")[0]} for name, function in LISTS.items()]
+            rows = [{"list": name, "": (function.__doc__ or "").partition(".")[0]} for name, function in LISTS.items()]
             print_result(rows, self.json, format_table(rows))
             return 0
         rows = LISTS[self.what](self.pattern, **({"root": self.root} if self.root else {}))

@@ -6,7 +6,7 @@ vitlab.features(model, ["a.jpg", "b.jpg"])  # [2, 384]
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args, overload
 
 import torch
 from jaxtyping import Float
@@ -35,10 +35,17 @@ def preprocess(model: nn.Module, images: Images) -> Float[Tensor, "B 3 H W"]:
 
 
 def _as_list(images: Images) -> list[Any]:
-    several = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
-    return list(images) if several else [images]
+    if isinstance(images, get_args(ImageSource)):
+        return [images]
+    return [*cast(Iterable[ImageSource], images)]
 
 
+@overload
+def features(model: nn.Module, images: Images, layers: None = None, *, batch_size: int = 16) -> Tensor: ...
+@overload
+def features(
+    model: nn.Module, images: Images, layers: int | Sequence[int], *, batch_size: int = 16
+) -> tuple[Tensor, ...]: ...
 def features(
     model: nn.Module, images: Images, layers: int | Sequence[int] | None = None, *, batch_size: int = 16
 ) -> Float[Tensor, "B Dr"] | tuple[Float[Tensor, "B N D"], ...]:
@@ -53,10 +60,10 @@ def features(
     if layers is not None and not isinstance(inner, ViT):
         raise UserError("a ResNet has no blocks of tokens; leave `layers` out.")
     weight = next(inner.parameters())
-    parts = []
+    parts: list[tuple[Tensor, ...]] = []
     with evaluation_mode(inner), torch.no_grad():
         for batch in preprocess(model, images).to(weight.device, weight.dtype).split(batch_size):
-            if layers is not None:
+            if layers is not None and isinstance(inner, ViT):
                 parts.append(inner.get_intermediate_layers(batch, layers))
             else:
                 parts.append((inner.forward_head(inner.forward_features(batch), pre_logits=True),))

@@ -83,11 +83,11 @@ class JobClock:
         return clock is None or self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * seconds)
 
     def report(self) -> Report:
-        """The largest report, up to the planned one, that fits; the whole one without a budget. Not kept: the same
-        command makes a better one later."""
+        """The largest report that the time left allows, which may be more than was planned; the whole one without a
+        budget. Not kept: the same command makes a better one later."""
         if (plan := self.plan) is None or self.clock is None:
             return "whole"
-        kinds: list[Report] = ["whole", "short"] if plan.report == "whole" else [plan.report]
+        kinds: tuple[Report, Report] = ("whole", "short")
         for kind in kinds:
             if self._fits_now(plan.report_seconds(kind)):
                 return kind
