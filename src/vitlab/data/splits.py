@@ -1,4 +1,8 @@
-"""How splits are drawn: stratified by class, and in whole groups where images belong together."""
+"""How splits are drawn: stratified by class, and in whole groups where images belong together.
+
+`registry.py` calls `stratified_split` for a set that lacks a split, with its row's `held_out` of datasets.toml: of
+`folder:PATH` 10 % each for val and test, by the seed of `load_dataset`.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""Reading finished runs for their pages: settings, metadata, predictions for the test images, and these images."""
+"""Reading finished runs for their pages: settings, metadata, predictions for the test images, and these images.
+
+`write_pages.report` writes the page.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""Inspecting a checkpoint or a run: a page, every figure of the paper as a file, the arrays behind them."""
+"""Inspecting a checkpoint or a run: a page, every figure of the paper as a file, the arrays behind them.
+
+`vitlab inspect` calls `inspect_checkpoint`. A run that ends calls `report`: its page, RUN/report, and its model card.
+"""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence

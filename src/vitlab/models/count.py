@@ -1,7 +1,8 @@
 """Parameters and multiply-accumulates (MACs) of a ViT, from its configuration alone; `resnet_config` counts ResNets.
 
 A MAC is 2 FLOPs, and training takes 3 times the FLOPs of a forward pass: 6 FLOPs a MAC. `config` is a `ViTConfig`; its
-module imports this one, and not the reverse. Importing this does not import torch.
+module imports this one, and not the reverse. Importing this does not import torch. The exaFLOPs of a whole run, as
+Table 6 counts them, are `studies/spec.exaflops`.
 """
 
 from typing import Any

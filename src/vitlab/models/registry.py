@@ -1,4 +1,7 @@
-"""The paper's models by name: Table 1, Sec. 4.1, App. D.6. Importing this does not import torch."""
+"""The paper's models by name: Table 1, Sec. 4.1, App. D.6. Importing this does not import torch.
+
+To add a model: an entry of `MODELS`.
+"""
 
 import dataclasses
 import fnmatch

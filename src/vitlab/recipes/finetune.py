@@ -3,7 +3,8 @@
 The base learning rate is the best of the row's grid on images held out of the training split (App. B.1.1); `optim.lr`
 is the one without a sweep. The model gives only the resolution: `resolve` replaces it by the checkpoint's. The last
 functions are ours, for any images: `custom` (BiT's rule), `bit` and `staged`, the default of the command. They leave
-settings open (`OPEN`), which the rules in `rules.py` choose.
+settings open (`OPEN`), which the rules in `rules.py` choose: 500 to 20,000 steps by the number of images, at the
+checkpoint's own size, on a CPU at most 224 pixels. The 224 and 500 that stand here are then replaced.
 
     vitlab finetune CHECKPOINT --recipe cifar10 --runs 3
 """
