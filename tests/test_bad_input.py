@@ -23,7 +23,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
     ("train", ["no command 'train'", "`vitlab pretrain`", "`vitlab finetune`"]),
     ("pretrain tiny-digits --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
-    ("list modls", ["'modls'", "Expected one of ('models'"]),
+    ("list modls", ["no list of 'modls'; the nearest: models"]),
     ("list models --root images", ["--root has no effect on a list of models", "`vitlab list vtab`"]),
     ("pretrain", ["RECIPE", "`vitlab list recipes`"]),
     ("pretrain tiny-digit", ["unknown recipe 'tiny-digit'; the nearest: tiny-digits", "`vitlab list recipes`"]),

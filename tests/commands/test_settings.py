@@ -94,4 +94,4 @@ def test_a_switch_resets_settings_without_effect(
     ],
 )
 def test_flags_by_their_names_in_other_commands(words: str, same: str) -> None:
-    assert parse(words.split()) == parse(same.split())
+    assert vars(parse(words.split())) == vars(parse(same.split()))

@@ -41,7 +41,7 @@ EXAMPLES = {
     "paper": "vitlab paper fig7",
     "duplicates": "vitlab duplicates folder:web folder:flowers",
     "convert": "vitlab convert runs/flowers flowers-hf --to huggingface",
-    "export": "vitlab export runs/flowers --to onnx --out flowers.onnx --with-preprocessing",
+    "export": "vitlab export runs/flowers --to onnx --out flowers.onnx",
     "shard": "vitlab shard folder:flowers flowers-256 --size 256",
     "app": "vitlab app runs/flowers",
     "list": 'vitlab list models "ViT-B*"',

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional
@@ -16,6 +16,7 @@ from vitlab.errors import UserError
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
 from vitlab.models.resnet_config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.settings import nearest
 
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 class List:
     """List models, checkpoints, data sets, recipes, studies, or the tasks of VTAB-1k and the sources of their data."""
 
-    what: Positional[Literal["models", "checkpoints", "datasets", "recipes", "studies", "vtab"] | None] = None
+    what: Annotated[Positional[str], tyro.conf.arg(metavar="{models,checkpoints,datasets,recipes,studies,vtab}")] = ""
     """What to list. Without it, what can be listed."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
@@ -35,10 +36,12 @@ class List:
     def run(self) -> int:
         if self.root and self.what != "vtab":
             raise UserError(f"--root has no effect on a list of {self.what}; only `vitlab list vtab` reads a folder.")
-        if self.what is None:
+        if not self.what:
             rows = [{"list": name, "": (function.__doc__ or "").partition(".")[0]} for name, function in LISTS.items()]
             print_result(rows, self.json, format_table(rows))
             return 0
+        if self.what not in LISTS:
+            raise UserError(f"there is no list of {self.what!r}; {nearest(self.what, LISTS)}.")
         rows = LISTS[self.what](self.pattern, **({"root": self.root} if self.root else {}))
         print_result(rows, self.json, format_table(rows) or f"no {self.what} match {self.pattern!r}")
         return 0
