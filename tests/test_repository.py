@@ -201,7 +201,7 @@ def test_the_core_works_without_the_wings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TEN_FILES)
-def test_the_ten_files(name: str) -> None:
+def test_the_files_that_the_readme_names(name: str) -> None:
     """Short, in the README in this order, without a wing; each opens with the part of the paper that it implements."""
     text = (SRC / name).read_text()
     assert text.count("\n") <= 300
