@@ -98,21 +98,16 @@ class Preprocessing:
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any], where: str, image_size: Size | None = None) -> "Preprocessing":
-        """The `preprocessing` in a checkpoint's metadata, or in older ones `eval_resize`, which always meant `google`.
-
-        Without either it is the default; without a size it has `image_size`. Raises UserError, which names `where`.
-        """
-        entry = metadata.get("preprocessing")
+        """The `preprocessing` in a checkpoint's metadata, or the default; without a size it has `image_size`. Raises
+        UserError, which names `where`."""
+        entry = metadata.get("preprocessing", {})
         try:
-            if entry is None:
-                return cls.google(image_size, metadata["eval_resize"]) if "eval_resize" in metadata else cls(image_size)
             if not isinstance(entry, dict):
                 raise UserError(f"it is {str(entry)[:100]!r}; allowed: settings by name.")
             read = from_dict(cls, entry)
             return read.at(image_size) if read.image_size is None and image_size is not None else read
         except UserError as error:
-            name = "eval_resize" if entry is None else "preprocessing"
-            raise UserError(f"{where}: its {name} cannot be used: {error}") from error
+            raise UserError(f"{where}: its preprocessing cannot be used: {error}") from error
 
     @property
     def is_google(self) -> bool:

@@ -115,12 +115,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: Any, data: dict[str, Any]) -> Any:
-    """The inverse of `to_dict`; raises UserError for an unknown key. A `kind.read_older` converts older data first.
+    """The inverse of `to_dict`; raises UserError for an unknown key.
 
     `kind` is a dataclass, or a union of dataclasses, whose field `kind` selects one (default: the first).
     """
     kind = _select(kind, data)
-    data = kind.read_older(data) if hasattr(kind, "read_older") else data
     hints = typing.get_type_hints(kind)
     names = [item.name for item in dataclasses.fields(kind)]
     values = {}

@@ -14,7 +14,7 @@ from PIL import Image
 from vitlab.data import identity
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.identity import digest_images, identify, listed, normalized_location
+from vitlab.data.identity import digest_images, identify, listed
 from vitlab.data.registry import load_dataset
 
 
@@ -102,19 +102,6 @@ def test_many_images_and_classes(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_published_set_is_identified_by_its_names() -> None:
     assert identity_of("digits")["images"]["all"]["3"].startswith("183 images, ")
-
-
-def test_the_place_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier versions wrote it alone: it is compared by what it means."""
-    monkeypatch.chdir(tmp_path)
-    same = [{"name": f"folder:{path}", "root": None} for path in ("a", "a/", "./a", tmp_path / "a")]
-    same.append({"name": "folder:a", "root": str(tmp_path)})
-    assert all(normalized_location(data, False) == normalized_location(same[0], False) for data in same)
-    other = {"name": "folder:b", "root": None}
-    assert normalized_location(other, False) != normalized_location(same[0], False)
-    assert normalized_location(other, True) == normalized_location(same[0], True)
-    for name in ("shards:hub:a/b", "shards:https://host/a", "hub:a/b", "digits"):
-        assert normalized_location({"name": name}, True)["name"] == name
 
 
 def test_images_in_memory_are_identified_by_their_bytes() -> None:

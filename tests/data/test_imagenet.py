@@ -236,7 +236,8 @@ def test_objectnets_resize(objectnet: Path, tmp_path: Path) -> None:
     model = ViT(ViTConfig(image_size=15, patch_size=5, width=8, depth=1, heads=2, mlp_dim=8, num_classes=1000))
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight)
-    save_model(model, tmp_path / "model", extra={"eval_resize": 20, "dataset": "imagenet", "classes": WNIDS})
+    metadata = {"preprocessing": Preprocessing.google(15, 20).to_metadata(), "dataset": "imagenet", "classes": WNIDS}
+    save_model(model, tmp_path / "model", extra=metadata)
     result = evaluate_checkpoint(
         tmp_path / "model", "objectnet", options=EvalOptions(device="cpu"), root=str(objectnet)
     )

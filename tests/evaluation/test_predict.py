@@ -189,7 +189,7 @@ def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) ->
 def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path) -> None:
     """With the resize of the card: a mark at the edge of a wide image lies outside the central crop."""
     model = load_model(workdir)
-    save_model(model, tmp_path / "crops", extra={"eval_resize": 8})
+    save_model(model, tmp_path / "crops", extra={"preprocessing": {"resize": 8, "interpolation": "area"}})
     save_model(model, tmp_path / "squashes")  # whose classes have no names
     for name, color in (("plain", (0, 0, 0)), ("marked", (255, 255, 255))):
         image = Image.new("RGB", (32, 8))

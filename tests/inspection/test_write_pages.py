@@ -129,7 +129,7 @@ def test_without_images(checkpoint: Callable[..., Path]) -> None:
 @pytest.mark.usefixtures("unrendered")
 def test_images_are_preprocessed_as_the_card_says(checkpoint: Callable[..., Path], digits: Path) -> None:
     """By an axial model, which has two layers a block."""
-    card = {"eval_resize": 24, "source": "a far place"}
+    card = {"preprocessing": Preprocessing.google(16, 24).to_metadata(), "source": "a far place"}
     folder = checkpoint(card, encoder="axial", pool="map", registers=2)
     result, out = inspect(folder, digits / "0.png")
     assert len(result["distances"]) == 4

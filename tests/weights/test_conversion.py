@@ -33,7 +33,8 @@ def test_convert_destroys_neither_its_source_nor_other_files(tmp_path: Path, tin
 
 def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     """The copy says where the checkpoint is from."""
-    save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
+    metadata = {"preprocessing": Preprocessing.google(12, 16).to_metadata(), "classes": list("abcde")}
+    save_model(tiny(), tmp_path / "saved", extra=metadata)
     report = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
     prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels

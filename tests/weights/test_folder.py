@@ -17,7 +17,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitlab.errors import RunError, UserError, WriteError
-from vitlab.models import Rotary
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_metadata, load_model, save_model
@@ -50,30 +49,6 @@ def test_a_model_is_saved_and_loaded(tmp_path: Path, tiny: Callable[..., ViT], s
     assert same(loaded.state_dict(), model)
     images = torch.randn(2, 3, *model.config.image_hw)
     assert torch.equal(loaded(images), model(images))
-
-
-def test_a_folder_of_an_earlier_version(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    """Whose config.json has all settings of the model on one level."""
-    model = tiny(registers=2, layer_scale=0.1, gelu="erf", swiglu=True, position="none", rotary=Rotary(30.0, "index"))
-    save_model(model, tmp_path / "saved")
-    file = tmp_path / "saved" / "config.json"
-    settings = json.loads(file.read_text())
-    settings["model"] = json.loads(
-        """{"kind": "vit", "image_size": 12, "dynamic_image_size": false, "in_chans": 3, "patch_size": 4, "width": 8,
-        "depth": 2, "heads": 2, "mlp_dim": 12, "num_classes": 5, "pool": "token", "map_heads": null,
-        "representation_size": null, "position": "none", "position_at": "stem", "position_std": 0.02,
-        "position_interpolation": null, "rotary": {"base": 30.0, "coordinates": "index", "reference": null,
-        "offset": 0.0}, "patch_dropout": 0.0, "dropout": 0.0, "stochastic_depth": 0.0, "gelu": "erf", "swiglu": true,
-        "layer_norm_eps": 1e-06, "attention_norm": false, "mlp_norm": false, "pre_norm": false, "final_norm": "tokens",
-        "head_bias": 0.0, "head_std": 0.0, "encoder": "full", "stem": null, "layer_scale": 0.1, "registers": 2,
-        "class_position": true, "distilled": false}"""
-    )
-    file.write_text(json.dumps(settings))
-    loaded = load_model(tmp_path / "saved")
-    assert loaded.config == model.config
-    assert same(loaded.state_dict(), model)
-    save_model(loaded, tmp_path / "saved")
-    assert json.loads(file.read_text())["model"]["variant"]["registers"] == 2
 
 
 def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:

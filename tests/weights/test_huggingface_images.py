@@ -103,7 +103,7 @@ def test_other_settings(
 
 def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     names = ["tench", "crane", "cat", "crane", "Grüße"]
-    write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
+    write_huggingface(tiny(), tmp_path, {"preprocessing": Preprocessing.google(12, 14).to_metadata(), "classes": names})
     card = metadata_huggingface(tmp_path)
     assert card["classes"] == names
     assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")

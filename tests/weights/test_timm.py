@@ -348,7 +348,9 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
     labels = {"classes": ["a", "b", "ç", "d", "e"]}
     labels |= {"multi_label": True, "label_thresholds": [0.1, 0.2, 0.3, 0.4, 0.5]} if resize else {}
-    write_timm(build_model(config), tmp_path, labels | {"eval_resize": resize})
+    write_timm(
+        build_model(config), tmp_path, labels | {"preprocessing": Preprocessing.google(16, resize).to_metadata()}
+    )
     theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert theirs.pretrained_cfg["label_names"] == labels["classes"]
     transform: Any = create_transform(**resolve_data_config(model=theirs))

@@ -23,7 +23,8 @@ def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
         card = timm_settings(ViTConfig(width=width, heads=8, mlp_dim=mlp_dim), {})
         assert int(width * card["model_args"]["mlp_ratio"]) == mlp_dim
     for side, resize in ((side, resize) for side in (16, 224, 384) for resize in range(384, 700, 17)):
-        card = timm_settings(ViTConfig(image_size=side, patch_size=8), {"eval_resize": resize})
+        metadata = {"preprocessing": Preprocessing.google(side, resize).to_metadata()}
+        card = timm_settings(ViTConfig(image_size=side, patch_size=8), metadata)
         (tmp_path / "config.json").write_text(json.dumps(card))
         assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
 

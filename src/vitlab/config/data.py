@@ -11,9 +11,6 @@ from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Preprocessing, check_range
 from vitlab.settings import Fraction, NonNegativeInt, PositiveInt, Seed, check_fields
 
-RENAMED = {"part": "subset_fraction", "part_seed": "subset_seed"}
-"""Settings of DataConfig in earlier versions -> their names now: such runs resume."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig:

@@ -38,9 +38,6 @@ REQUIRES: dict[str, dict[str, tuple[str, Any]]] = {
 """Settings that have an effect only with one value of another setting of their section. With any other value they must
 keep their default."""
 
-REMOVED = {"cooldown_steps": 0}
-"""Settings of OptimConfig in earlier versions, at the value of all recipes: such runs resume."""
-
 
 @dataclass(frozen=True)
 class OptimConfig:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,6 @@ def names_and_labels(dataset: Dataset) -> str:
         names = "\0".join(PurePath(entry.path).name for entry in dataset.entries)
         digest.update(names.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def normalized_location(data: Mapping[str, Any], identified: bool) -> dict[str, Any]:
-    """The settings `data` of a data set with an absolute path, or with none if `identify` has identified its images."""
-    kind, _, path = str(data["name"]).partition(":")
-    root = Path(data.get("root") or "").expanduser()
-    is_local = kind in ("folder", "csv", "shards") and "://" not in path and not path.startswith("hub:")
-    if not is_local:
-        return {**data, "root": None if identified else os.path.realpath(root)}
-    location = "" if identified else os.path.realpath(root / Path(path).expanduser())
-    return {**data, "name": f"{kind}:{location}", "root": None}
 
 
 def digest_images(start: str, dataset: Dataset) -> str:

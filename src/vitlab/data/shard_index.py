@@ -33,9 +33,9 @@ from vitlab.settings import NonNegativeInt, read_fields
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
-_ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
+_ARRAYS = ("shards", "records", "offset", "size", "names", "lengths", "labels", "counts")
 _KINDS = "Uiiuuuiu"  # the kinds of their dtypes
-_FIELDS = {"format": str, "shards": dict, "beside": tuple, "left_out": dict, "settings": dict}
+_FIELDS = {"format": str, "shards": dict, "metadata": tuple, "left_out": dict, "settings": dict}
 _FILE_FIELDS = {"file": str, "bytes": NonNegativeInt, "sha256": str, "records": NonNegativeInt}
 
 
@@ -86,7 +86,7 @@ def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
         "records": locations.records,
         "offset": locations.offset,
         "size": locations.size,
-        "letters": locations.names,
+        "names": locations.names,
         "lengths": locations.lengths,
         "labels": labels.values.astype(np.int32),
         "counts": labels.counts.astype(np.uint32) if labels.is_multi_label else np.empty(0, np.uint32),
@@ -101,16 +101,16 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
             arrays = [file[name] for name in _ARRAYS]
         if any(a.ndim != 1 or a.dtype.kind != kind for a, kind in zip(arrays, _KINDS, strict=True)):
             raise ValueError("its arrays have another type or number of dimensions")
-        names, records, offset, size, letters, lengths, values, counts = arrays
+        tars, records, offset, size, names, lengths, values, counts = arrays
         n = len(offset)
         counts = counts if len(counts) else np.ones(n, np.uint32)
         if min(array.min(initial=0) for array in (records, offset, values)) < 0 or records.max(initial=0) > n:
             raise ValueError("its numbers are out of range")
         sizes = {int(records.sum()), len(size), len(lengths), len(counts)}
-        ends = (int(lengths.sum()), int(counts.sum()), len(names))
-        if sizes != {n} or ends != (len(letters), len(values), len(records)):
+        ends = (int(lengths.sum()), int(counts.sum()), len(tars))
+        if sizes != {n} or ends != (len(names), len(values), len(records)):
             raise ValueError("its arrays have different lengths")
-        locations = Locations(tuple(names.tolist()), records, offset, size, letters, lengths)
+        locations = Locations(tuple(tars.tolist()), records, offset, size, names, lengths)
         labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
         if locations.shards != tuple(shards):
             raise ValueError("it lists other shards")
@@ -152,9 +152,7 @@ class ShardIndex:
         return {file.file: file for file in (*tars, *self.metadata)}
 
     def write(self, path: Path) -> None:
-        # format 1 calls `metadata` "beside"
-        content = {"beside" if name == "metadata" else name: v for name, v in dataclasses.asdict(self).items()}
-        write_bytes(path, json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n")
+        write_bytes(path, json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode() + b"\n")
 
 
 def parse_index(data: bytes, source: str) -> ShardIndex:
@@ -164,7 +162,7 @@ def parse_index(data: bytes, source: str) -> ShardIndex:
         if content["format"] != FORMAT:
             raise UserError(f"its format is {content['format']!r}, not {FORMAT!r}")
         shards = {str(split): tuple(map(_parse_file, files)) for split, files in content["shards"].items()}
-        metadata = tuple(map(_parse_file, content["beside"]))
+        metadata = tuple(map(_parse_file, content["metadata"]))
         return ShardIndex(shards, metadata, dict(content["left_out"]), dict(content["settings"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(

@@ -121,11 +121,7 @@ def _compute(
 
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
     """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
-    config = to_dict(model.config)
-    config |= config.pop("variant", {})  # on one level, as in earlier versions, whose files are still read
-    settings = {"model": config, "transform": to_dict(transform), "version": 1}
-    if isinstance(transform, TrainTransform):
-        settings |= {"epoch": epoch, "version": 2}
+    settings = {"model": to_dict(model.config), "transform": to_dict(transform), "epoch": epoch}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -77,7 +77,7 @@ class Run:
             root=metadata["root"],
             classes=metadata["classes"] if metadata["class_indices"] else None,  # by name: indices may have changed
             on_error="skip",
-            partial=self.settings["data"].get("partial", False),
+            partial=self.settings["data"]["partial"],
             levels=Preprocessing.read(metadata, str(self.folder)).range,
             read=ReadConfig.from_metadata(metadata),
             multi_label=bool(metadata.get("multi_label")),

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int, UInt8
 
 from vitlab.config import DataConfig
-from vitlab.config.data import RENAMED
 from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.transforms import to_range
 from vitlab.errors import UserError
@@ -200,8 +199,7 @@ def data_section(run: Run, search: bool = True) -> DataSection:
 
 def _near_duplicates(run: Run) -> DataSection:
     """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-    settings = {RENAMED.get(name) or name: value for name, value in run.settings["data"].items()}
-    data = replace(from_dict(DataConfig, settings), eval_split="test", on_error="skip")
+    data = replace(from_dict(DataConfig, run.settings["data"]), eval_split="test", on_error="skip")
     splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
     train_set, test_set = splits.train, splits.test
     command = ["vitlab", "duplicates", data.name, data.name, "--train-split", data.train_split]

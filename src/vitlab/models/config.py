@@ -10,7 +10,7 @@ from vitlab.errors import UserError
 from vitlab.models.count import count_macs, count_parameters
 from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.models.variant import Variant, nested
+from vitlab.models.variant import Variant
 from vitlab.preprocessing import pair
 from vitlab.settings import FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
@@ -75,7 +75,6 @@ class ViTConfig:
     """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the image."""
     variant: Variant = field(default_factory=Variant)
     """What only models of other code have; the default is the paper's model."""
-    read_older = staticmethod(nested)  # `from_dict` calls it
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -4,13 +4,12 @@
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Gt
 
-from vitlab.errors import UserError
 from vitlab.settings import Checked, NonNegativeInt, PositiveInt
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
@@ -96,18 +95,6 @@ class Variant(Checked):
         )
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(Variant))
-
-
-def nested(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model with its variant nested: earlier versions wrote all settings side by side."""
-    variant = {name: model[name] for name in NAMES if name in model}
-    if variant and "variant" in model:
-        raise UserError(f"{', '.join(variant)} is given beside variant; give it in variant.")
-    others = {name: value for name, value in model.items() if name not in variant}
-    return others | ({"variant": variant} if variant else {})
-
-
 def all_settings(config: Any) -> dict[str, Any]:
     """All settings of a model by name, its variant's included."""
     settings = dict(vars(config))
@@ -116,7 +103,6 @@ def all_settings(config: Any) -> dict[str, Any]:
 
 def override(config: Config, **settings: Any) -> Config:
     """`config` with other values of these settings, its variant's among them."""
-    settings = nested(settings)
-    if isinstance(inner := settings.get("variant"), dict):
-        settings["variant"] = dataclasses.replace(getattr(config, "variant"), **inner)  # noqa: B009
+    if inner := {name: settings.pop(name) for name in vars(Variant()) if name in settings}:
+        settings["variant"] = dataclasses.replace((vars(config) | settings)["variant"], **inner)
     return dataclasses.replace(config, **settings)  # pyright: ignore[reportArgumentType]

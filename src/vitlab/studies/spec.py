@@ -16,8 +16,6 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.config.data import RENAMED
-from vitlab.config.train import REMOVED
 from vitlab.models.config import ModelConfig
 from vitlab.panels import Panel
 from vitlab.settings import to_dict
@@ -55,39 +53,11 @@ class StudyRun:
         return StudyRun(f"{self.name}.seed-{seed}", config, self.labels, init_from)
 
 
-# Settings that later versions added; at these values they are not part of a digest.
-ADDED = {
-    "final_norm": "tokens",
-    "in_chans": 3,
-    "patch_dropout": 0.0,
-    "layer_decay": 1.0,
-    "min_group_size": 1,
-    "refit": True,
-}
-
-
 def digest(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
-    """Eight hexadecimal digits of everything that the run's result depends on.
-
-    Settings that are off (None, False) or at their ADDED value do not count, so that new settings keep old digests.
-    """
+    """Eight hexadecimal digits of everything that the run's result depends on."""
     init_id = digest(runs[run.init_from], runs) if run.init_from else None
-    settings = _enabled(to_dict(run.config))
-    settings["model"] |= settings["model"].pop("variant", {})  # as in earlier versions: the digests stay
-    settings["optim"] |= REMOVED
-    if isinstance(run.config, FinetuneConfig):
-        settings["automatic"] = []  # removed, and empty in every study
-    data = settings["data"]
-    data |= {old: data.pop(new) for old, new in RENAMED.items() if new in data}
-    text = json.dumps([type(run.config).__name__, settings, init_id], sort_keys=True)
+    text = json.dumps([type(run.config).__name__, to_dict(run.config), init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _enabled(settings: Any) -> Any:
-    if isinstance(settings, dict):
-        off = (None, False)
-        return {k: _enabled(v) for k, v in settings.items() if not any(v is x for x in off) and v != ADDED.get(k)}
-    return settings
 
 
 def exaflops(config: TrainConfig, examples: int) -> float:

@@ -215,7 +215,6 @@ def load_metadata(
     preprocessing = Preprocessing.read(metadata, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
-    metadata.pop("eval_resize", None)
     return metadata | {"preprocessing": preprocessing.to_metadata()}
 
 
