@@ -17,7 +17,7 @@ def test_page_of_results_is_generated(capsys: pytest.CaptureFixture[str]) -> Non
     )
     claims = page.split("\n## ")[1:]
     assert claims
-    assert all("[Record](records/" in claim and "\n| ---" in claim for claim in claims)
+    assert all("[Record](records/" in claim and "\n| --" in claim for claim in claims)
 
 
 def test_pages_that_the_source_names_are_there() -> None:
