@@ -15,6 +15,7 @@ from vitlab.finetuning.plan import (
     MIN_EPOCHS,
     MIN_STEPS,
     choose,
+    head_only,
     left_out,
     with_steps,
 )
@@ -87,6 +88,8 @@ def test_a_part_of_too_many_images() -> None:
     assert (made.config.runs, made.config.model.image_hw) == (0, (84, 84))
     assert 0.9 < made.seconds / (PLANNED_FRACTION * 60) <= 1
     assert any(f"of the {many.train:,} training images" in line for line in left_out(task(60, many), made))
+    alone = choose(task(60, many, head_only(CONFIG)), measure, PLANNED_FRACTION * 60)  # for the sizes to compare
+    assert (alone.config.runs, alone.config.data.subset_fraction) == (0, made.config.data.subset_fraction)
     with pytest.raises(UserError, match=r"--budget \d+m"):
         plan(60, many, open_settings=("model.image_size", "head_views", "runs"))
     job = plan(60, Images(1000, 1_000_000)).config  # the test takes longer, whatever is planned

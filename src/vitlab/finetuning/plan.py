@@ -95,7 +95,7 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
     smallest = MIN_FRACTION * side(head.config) if head else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
     plan = largest(tuned)
-    if plan is None and "refit" in task.open_settings:
+    if plan is None and "refit" in task.open_settings and task.config.runs:
         plan = largest([replace(config, refit=False) for config in tuned])
     plan = plan or head or _subset(task, cost_of, available)
     return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, {*task.open_settings} - {"refit"}))
