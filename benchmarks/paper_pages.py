@@ -33,7 +33,7 @@ PAPER += "([arXiv 2010.11929v2](https://arxiv.org/abs/2010.11929))"
 @dataclass(frozen=True)
 class Arguments:
     checkpoint: str | None = None
-    """Draw the figures again, those of a model by this checkpoint."""
+    """Draw the figures again; figures of a model show this checkpoint."""
     images: tuple[str, ...] = ()
     """Photos for Fig. 1, 6, 7, 11 and 14."""
 

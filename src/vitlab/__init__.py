@@ -1,7 +1,7 @@
 """The Vision Transformer ("An Image is Worth 16x16 Words", ICLR 2021) as software.
 
 The public names, each imported on first use, so that `import vitlab` is fast and does not import torch. They are listed
-three times: as imports for type checkers, in `__all__`, and in NAMES, by which they are imported at run time.
+three times: as imports for type checkers, in `__all__`, and in NAMES, which imports them at run time.
 """
 
 import importlib

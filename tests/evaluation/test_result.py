@@ -8,7 +8,7 @@ from vitlab.evaluation.result import Evaluation, format_evaluation, headline
 
 
 def test_metrics_of_known_predictions() -> None:
-    """Two images of a, one of them wrong, and one of b, in classes of which c has no image."""
+    """Two images of a, one of them wrong, and one of b, in three classes; c has no image."""
     labels, predictions = np.array([0, 0, 1]), np.array([0, 1, 1])
     numbers = (np.arange(3), labels, predictions, np.array([0.9, 0.6, 0.8]), np.array([0.1, 1.7, 0.3]))
     evaluation = Evaluation(("a", "b", "c"), *numbers, predictions == labels, np.ones(3, bool), skipped=1, full_size=9)

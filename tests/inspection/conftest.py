@@ -13,7 +13,7 @@ from vitlab.runs.pretrain import pretrain
 
 @pytest.fixture
 def folder_run(tmp_path: Path) -> Path:
-    """A run on a folder of images, of which the test part's first has gone since and the rest is there."""
+    """A run on a folder of images. The first test image is gone since, the rest is there."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 4), ("test", 3)):
         for name in ("dark", "bright"):

@@ -1,4 +1,4 @@
-"""Settings in their config.json and preprocessor_config.json that are not those of a model here."""
+"""Settings in their config.json and preprocessor_config.json that no model here has."""
 
 import json
 from pathlib import Path

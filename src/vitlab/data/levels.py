@@ -72,7 +72,7 @@ def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
 
 
 def _ranges(dataset: Dataset, count: int, only_deep: bool) -> list[tuple[float, float]]:
-    """Lowest and highest value of up to `count` readable images; with `only_deep` of those of 16 bits among them."""
+    """Lowest and highest value of up to `count` readable images; with `only_deep` of the 16-bit images among them."""
     by_class = np.argsort(dataset.labels, kind="stable")
     chosen = by_class[np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))]
     ranges = []

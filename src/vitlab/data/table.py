@@ -236,7 +236,7 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
 
 
 def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: ReadConfig) -> Iterator[str]:
-    """Which columns are read, and how, where they may mean something else; `cells` are those of the label."""
+    """Which columns are read, and how, where they may mean something else; `cells` are the label's."""
     labels = {label for row in rows for label in row.labels}
     if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
         kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"

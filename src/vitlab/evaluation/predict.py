@@ -128,7 +128,7 @@ def _predict_batch(
     thresholds: Sequence[float] | None,
     batch: Sequence[tuple[str, Tensor]],
 ) -> Iterator[Prediction]:
-    """The predictions for preprocessed images; `thresholds` are those of several labels."""
+    """The predictions for preprocessed images; `thresholds` are for several labels."""
     if not batch:
         return
     metadata = loaded.metadata

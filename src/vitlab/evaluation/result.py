@@ -132,7 +132,7 @@ class Evaluation:
     def metadata(self) -> dict[str, Any]:
         """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; and `thresholds`."""
         names = {"images", "accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error"}
-        if self.predicted_sets is not None:  # accuracy is that of the highest label alone
+        if self.predicted_sets is not None:  # accuracy is of the highest label alone
             names = {"images"} if self.scores is None else {"images", "mean_average_precision", "f1", "exact_match"}
         metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
         return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
@@ -200,7 +200,7 @@ def _metrics(record: Mapping[str, Any], *names: str) -> list[str]:
 
 
 def _format(record: Mapping[str, Any], columns: tuple[str, ...], metrics: list[str]) -> str:
-    """The table with those of `columns` that the classes have, and below it the images, `metrics` and notes."""
+    """The table with the `columns` that the classes have, and below it the images, `metrics` and notes."""
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
     names = [name for name in columns if rows and name in rows[0]]
     table = format_table([{name.replace("_", " "): _cell(name, row[name]) for name in names} for row in rows])

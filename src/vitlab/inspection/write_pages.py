@@ -104,8 +104,7 @@ def inspect_checkpoint(
     if not short:
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None
-    page = out / "index.html"
-    write_bytes(page, checkpoint_page(inspection, drawings, sections, images_section).encode())
+    write_bytes(page := out / "index.html", checkpoint_page(inspection, drawings, sections, images_section).encode())
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)

@@ -69,7 +69,7 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
-    """The configuration called `name` (`ViT-B/16`), with fields, also those of `Variant`, overridden by keyword. Raises
+    """The configuration called `name` (`ViT-B/16`), with fields, also of `Variant`, overridden by keyword. Raises
     UserError for an unknown name or field, naming the nearest valid ones."""
     if name not in MODELS:
         raise UserError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")

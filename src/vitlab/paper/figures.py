@@ -84,7 +84,7 @@ class Request:
 
     @cached_property
     def pixels(self) -> list[UInt8[np.ndarray, "H W 3"]]:
-        """The images as the model sees them: those of the request, digits, or two photos that scikit-learn has."""
+        """The images as the model sees them: the request's, digits, or two photos that scikit-learn has."""
         if self.checkpoint is None and not self.untrained and not self.images:
             run = Run.read(self._trained_digits)
             return list(run.preprocessed(run.one_per_class(self.shown)).values())

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from vitlab.display import format_table
@@ -95,14 +96,16 @@ def position_rows(vit: ViT) -> list[dict[str, str]]:
     flat = similarity[0].reshape(height * width, height * width)
     pixels = patch_distances(vit.config.grid, vit.config.stride).numpy()
     other = ~np.eye(len(flat), dtype=bool)
-    correlation = rank_correlation(pixels[other], flat[other])
+    correlation, _ = spearmanr(pixels[other], flat[other])
     row, column = np.divmod(np.arange(len(flat)), width)
     in_line = ((row[:, None] == row) | (column[:, None] == column)) & other
     far = pixels >= 2 * vit.config.stride
     gain = float(flat[in_line & far].mean() - flat[~in_line & far].mean())
     return [
         _row(
-            "near patches have similar positions", f"rank correlation with distance {correlation:.2f}", correlation < 0
+            "near patches have similar positions",
+            f"rank correlation with distance {correlation:.2f}",
+            bool(correlation < 0),
         ),
         _row("rows and columns show", f"similarity within a row or column {gain:+.2f} against others", gain > 0),
     ]
@@ -112,7 +115,7 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
     """Whether attention distance grows with depth, and whether heads of the first layer see the whole image."""
     distances = replace(request, shown=AVERAGED).captured.distances
     means = distances.mean(axis=1)
-    correlation = rank_correlation(np.arange(len(means)), means)
+    correlation, _ = spearmanr(np.arange(len(means)), means)
     uniform = float(patch_distances(request.vit.config.grid, request.vit.config.stride).mean())
     count = int((distances[0] >= GLOBAL * uniform).sum())
     widest = int(means.argmax()) + 1
@@ -120,7 +123,7 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
         _row(
             "attention distance grows with depth",
             f"rank correlation of layers' means with depth {correlation:.2f}; layer {widest} is the widest",
-            correlation > 0 and widest > len(means) / 2,
+            bool(correlation > 0) and widest > len(means) / 2,
         ),
         _row(
             "some heads of the lowest layer attend to most of the image",
@@ -128,15 +131,6 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
             count > 0,
         ),
     ]
-
-
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's: the correlation of the ranks; equal values share the mean rank."""
-    ranks = []
-    for values in (x, y):
-        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((counts.cumsum() - (counts - 1) / 2)[inverse])
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def _row(claim: str, here: str, holds: bool | None) -> dict[str, str]:

@@ -129,8 +129,8 @@ def _unit(scale: Scale) -> str:
 def fit_study(study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, workers: int, device: str) -> StudyPlan:
     """`make_plan(seeds=, divisor=)` with the most steps, and then the most seeds, that fit into the time of the clock.
 
-    Runs with all of their steps are those of the study without a budget, which then reuses them. Raises UserError where
-    even the shortest study does not fit, and for data sets of an unknown size.
+    Runs with all of their steps are the same as without a budget, so that the whole study reuses them. Raises UserError
+    where even the shortest study does not fit, and for data sets of an unknown size.
     """
     tflops = _measured_tflops(make_plan(seeds=1), device)
     seconds = math.inf

@@ -158,7 +158,7 @@ def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> Tr
 def run_unfinished(plan: StudyPlan, device: str = "auto") -> None:
     """Trains every run that no other process holds, until all have ended. Any number of processes may call it at once.
 
-    A run that diverges does not stop the others: StudyError names it at the end. Other errors are those of a run.
+    A run that diverges does not stop the others: StudyError names it at the end. Other errors come from a run.
     """
     while runs := plan.open_runs:
         if not any(_train_if_free(plan, run, device) for run in runs):

@@ -143,7 +143,7 @@ def accuracy_lead(ours: Points, theirs: Points, position: float = 0.5) -> float:
 
 
 def compute_ratio(ours: Points, theirs: Points) -> float | None:
-    """The compute of `theirs` divided by that of `ours` for the accuracy in the middle of the range that both reach.
+    """The ratio of `theirs` to `ours` in compute for the accuracy in the middle of the range that both reach.
 
     None where the ranges do not overlap.
     """

@@ -83,27 +83,38 @@ def load_model(
     where that has as many rows: 36 patches of 16 pixels are 4x9 for (64, 144), and else 6x6.
     Messages have `display_name` instead of the path. Raises UserError with what was given, what is read, what to do.
     """
-    from vitlab.weights.adapt import adapt
-
-    saved, state = _read("read", path, image_size, assume, display_name)
-    config, state = adapt(
-        saved,
-        state,
-        image_size=image_size,
-        num_classes=num_classes,
-        reset_head=reset_head,
-        pre_logits=pre_logits,
-        head_bias=head_bias,
-        interpolation=interpolation,
-        in_chans=in_chans,
-        pool=pool,
-    )
+    adaptation = {
+        "image_size": image_size,
+        "num_classes": num_classes,
+        "reset_head": reset_head,
+        "pre_logits": pre_logits,
+        "head_bias": head_bias,
+        "interpolation": interpolation,
+        "in_chans": in_chans,
+        "pool": pool,
+    }
     rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
-    dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
-    config = _with_vit_settings(path, config, rates | {"dynamic_image_size": dynamic})
-    model = _build(config, _finite_floats(path, state)).to(device).eval()
+    model = _load(path, adaptation, rates, dynamic_image_size, assume, display_name).to(device)
     model.preprocessing = Preprocessing.read(load_metadata(path, image_size=image_size, assume=assume), str(path))
     return model
+
+
+def _load(
+    path: Path | str,
+    adaptation: Mapping[str, Any],
+    rates: Mapping[str, float | None],
+    dynamic_image_size: bool | None,
+    assume: Mapping[str, Any] | None = None,
+    display_name: str = "",
+) -> "Model":
+    """The model of a checkpoint, changed by the arguments of `adapt` and the rates that are not None."""
+    from vitlab.weights.adapt import adapt
+
+    saved, state = _read("read", path, adaptation["image_size"], assume, display_name)
+    config, state = adapt(saved, state, **adaptation)
+    dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
+    config = _with_vit_settings(path, config, {**rates, "dynamic_image_size": dynamic})
+    return _build(config, _finite_floats(path, state)).eval()
 
 
 def _read(
@@ -187,7 +198,7 @@ def load_checkpoint(
     interpolation: Interpolation | None = None,
     dynamic_image_size: bool | None = None,
 ) -> Checkpoint:
-    """Returns a checkpoint as its library evaluates it: at `image_size`, by default that of its preprocessing, which
+    """Returns a checkpoint as its library evaluates it: at `image_size`, by default its preprocessing's, which
     may differ from its position embeddings' (DINOv2: 224 and 518).
 
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
@@ -195,9 +206,10 @@ def load_checkpoint(
     metadata = load_metadata(path, image_size=None if dynamic_image_size else image_size)
     preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None and not dynamic_image_size else image_size
-    model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
+    model = _load(path, {"image_size": size, "interpolation": interpolation}, {}, dynamic_image_size)
     if not dynamic_image_size or preprocessing.image_size is None:
         preprocessing = preprocessing.at(model.config.image_size)
+    model.preprocessing = preprocessing
     return Checkpoint(model, without_stale_classes(metadata, model), preprocessing)
 
 

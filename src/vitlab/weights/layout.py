@@ -156,7 +156,7 @@ def check_supported(
 
 
 def _way_out(name: str, config: ModelConfig | ResNetBody, values: Collection[Any]) -> str:
-    """The option of `convert` by which the setting gets one of the values, where there is one."""
+    """The option of `convert` that gives the setting one of the values, where there is one."""
     if name == "representation_size" and None in values:
         return "Give pre_logits='drop' (`--pre-logits drop`), which leaves out that layer and the head on it, or use"
     if name == "pool" and "token" in values and all_settings(config).get("registers") and not config.num_classes:  # pyright: ignore[reportAttributeAccessIssue]

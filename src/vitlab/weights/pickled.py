@@ -195,7 +195,7 @@ def compact(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a file cannot be read, and what to do; torch.load tells causes apart by its messages alone."""
+    """Why a file cannot be read, and what to do; torch.load's causes differ only by their messages."""
     text = str(error)
     if isinstance(error, UserError):
         return text

@@ -199,7 +199,7 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _with_one_table(model: ViT, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """All that is added to the tokens as one table, in which the class token has a row or not, as in timm."""
+    """All that is added to the tokens as one table, with a row for the class token or without, as in timm."""
     config, variant = model.config, model.config.variant
     if model.position.added_rows() is None and not (variant.distilled or variant.pre_norm):
         return config, state
