@@ -96,7 +96,7 @@ def position_rows(vit: ViT) -> list[dict[str, str]]:
     flat = similarity[0].reshape(height * width, height * width)
     pixels = patch_distances(vit.config.grid, vit.config.stride).numpy()
     other = ~np.eye(len(flat), dtype=bool)
-    correlation, _ = spearmanr(pixels[other], flat[other])
+    correlation = _rank_correlation(pixels[other], flat[other])
     row, column = np.divmod(np.arange(len(flat)), width)
     in_line = ((row[:, None] == row) | (column[:, None] == column)) & other
     far = pixels >= 2 * vit.config.stride
@@ -105,7 +105,7 @@ def position_rows(vit: ViT) -> list[dict[str, str]]:
         _row(
             "near patches have similar positions",
             f"rank correlation with distance {correlation:.2f}",
-            bool(correlation < 0),
+            correlation < 0,
         ),
         _row("rows and columns show", f"similarity within a row or column {gain:+.2f} against others", gain > 0),
     ]
@@ -115,7 +115,7 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
     """Whether attention distance grows with depth, and whether heads of the first layer see the whole image."""
     distances = replace(request, shown=AVERAGED).captured.distances
     means = distances.mean(axis=1)
-    correlation, _ = spearmanr(np.arange(len(means)), means)
+    correlation = _rank_correlation(np.arange(len(means)), means)
     uniform = float(patch_distances(request.vit.config.grid, request.vit.config.stride).mean())
     count = int((distances[0] >= GLOBAL * uniform).sum())
     widest = int(means.argmax()) + 1
@@ -123,7 +123,7 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
         _row(
             "attention distance grows with depth",
             f"rank correlation of layers' means with depth {correlation:.2f}; layer {widest} is the widest",
-            bool(correlation > 0) and widest > len(means) / 2,
+            correlation > 0 and widest > len(means) / 2,
         ),
         _row(
             "some heads of the lowest layer attend to most of the image",
@@ -131,6 +131,10 @@ def distance_rows(request: Request) -> list[dict[str, str]]:
             count > 0,
         ),
     ]
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    return float(spearmanr(x, y).statistic)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _row(claim: str, here: str, holds: bool | None) -> dict[str, str]:
