@@ -23,8 +23,8 @@ from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
 from vitlab.studies.compute import PAPER_IMAGES, model_of, num_training_images
 from vitlab.studies.spec import StudyRun, exaflops, updates
+from vitlab.train.free_memory import free_memory
 from vitlab.train.memory import rank_bytes, weight_counts
-from vitlab.train.microbatch import free_memory
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision, choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.throughput import DEVICES, find_device
