@@ -242,47 +242,35 @@ def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
 
 def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[BlockBytes]:
     """The blocks of a ViT, two for each axial layer."""
+    variant = config.variant
     d = config.width
     m = config.mlp_dim
     layers = _mlp_layers(config)
+    relative = config.position == "relative"
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
-    token = sum(_token_bytes(config, size, device_type).values())
+    mask_size = size.product if device_type == "cpu" else 1
+    per_token = (
+        size.norm * 2 * d,  # inputs of the two LayerNorms
+        size.product * 2 * d,  # their outputs
+        size.product * 4 * d,  # q, k, v and the output of the heads
+        size.product * layers * m,  # layers of the MLP
+        size.product * 2 * d * (variant.layer_scale is not None),  # inputs of the two LayerScales
+        size.product * 3 * d * (variant.rotary is not None),  # rotated q and k, and one more tensor of their size
+        size.product * d * relative,  # scaled q
+        (size.norm + size.product) * d * variant.attention_norm,  # input and output of this norm
+        size.norm * m * variant.mlp_norm,  # input of this norm
+        mask_size * (2 * d + m) * (config.dropout > 0),  # masks of dropout
+    )
     blocks = []
     for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
         matrix = tokens * config.heads * length
-        saves_matrix = matmul or config.position == "relative"  # the attention matrix, or what is added to its logits
-        saved = tokens * token + size.product * matrix * saves_matrix
-        work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * config.variant.mlp_norm)
+        saved = tokens * sum(per_token)
+        saved += size.product * matrix * (matmul or relative)  # the attention matrix, or what is added to its logits
+        work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * variant.mlp_norm)
         if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
             work = max(work, size.product * (2 * matrix - tokens * (layers * m - d)))
         blocks.append(BlockBytes(size.product * tokens * d, saved, work))
     return blocks * config.depth
-
-
-def _token_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> dict[str, int]:
-    """What the forward pass of a block saves of a token -> its bytes."""
-    variant = config.variant
-    d = config.width
-    m = config.mlp_dim
-    saved = {
-        "inputs of the two LayerNorms": size.norm * 2 * d,
-        "outputs of the two LayerNorms": size.product * 2 * d,
-        "q, k, v and the output of the heads": size.product * 4 * d,
-        "layers of the MLP": size.product * _mlp_layers(config) * m,
-    }
-    if variant.layer_scale is not None:
-        saved["inputs of the two LayerScales"] = size.product * 2 * d
-    if variant.rotary is not None:
-        saved["rotated q and k, and a copy of as many numbers as one of them"] = size.product * 3 * d
-    if config.position == "relative":
-        saved["scaled q"] = size.product * d
-    if variant.attention_norm:
-        saved["input and output of the attention's LayerNorm"] = (size.norm + size.product) * d
-    if variant.mlp_norm:
-        saved["input of the MLP's LayerNorm"] = size.norm * m
-    if config.dropout:
-        saved["masks of dropout"] = (size.product if device_type == "cpu" else 1) * (2 * d + m)
-    return saved
 
 
 def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> list[BlockBytes]:
