@@ -66,7 +66,9 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     kind_with_flags = with_flags(kind, chosen.config)
     command: Any = tyro.cli(kind_with_flags, args=words, prog=f"vitlab {name}", description=kind.__doc__)
     given = _given_settings(command, words)
-    _refuse_without_effect(name, given)
+    for setting in sorted(given):
+        if advice := advice_for(name, setting):
+            raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
     if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], chosen.model):
         raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
     if name == "finetune":
@@ -181,13 +183,6 @@ def _given_settings(command: Any, words: Sequence[str]) -> dict[str, Any]:
         if is_negated or f"--{section}{dot}{name}" in flags:
             given[setting] = value
     return given
-
-
-def _refuse_without_effect(name: str, given: Collection[str]) -> None:
-    """Raises UserError for a given setting that has no effect in the command `name`."""
-    for setting in sorted(given):
-        if advice := advice_for(name, setting):
-            raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
 
 
 def advice_for(name: str, setting: str) -> str | None:

@@ -32,11 +32,8 @@ TOKENS: Row = (168, 206)
 ENCODER: Row = (234, 300)
 HEAD: Row = (332, 368)
 CLASSES: Row = (394, 414)
-BLUE = "#e3edf6"  # tokens, layers of a block
-ORANGE = "#fbe7da"  # class token, head
-GREEN = "#def1ea"  # encoder, block
-PINK = "#f3e6ef"  # projection
-YELLOW = "#f2eedd"  # positions, norms
+FILLS = {"token": "#e3edf6", "class": "#fbe7da", "encoder": "#def1ea", "projection": "#f3e6ef", "norm": "#f2eedd"}
+"""The layers of a block have the color of tokens, the head that of the class token, positions that of norms."""
 
 
 def draw_overview(image: UInt8[np.ndarray, "H W 3"]) -> Figure:
@@ -77,19 +74,19 @@ def _draw_model(axes: Axes) -> None:
     _text(axes, LEFT, 450, "Vision Transformer (ViT)", size=13, weight="bold", ha="left")
     _arrow(axes, (LEFT + IMAGE_SIDE + 4, 70), (CENTERS[0] - 24, 70))
     _text(axes, (CENTERS[0] + CENTERS[-1]) / 2, 32, "patches of P x P pixels", color=MUTED)
-    _box(axes, 148, 464, PROJECTION, "Linear projection of flattened patches, E", PINK)
+    _box(axes, 148, 464, PROJECTION, "Linear projection of flattened patches, E", "projection")
     for number, center in enumerate([CLASS_CENTER, *CENTERS]):
         if number:
             _arrow_up(axes, center, PATCHES, PROJECTION)
             _arrow_up(axes, center, PROJECTION, TOKENS)
-        _box(axes, center - 22, 19, TOKENS, str(number), YELLOW, size=9)
-        _box(axes, center + 1, 19, TOKENS, "" if number else "*", BLUE if number else ORANGE, size=11)
+        _box(axes, center - 22, 19, TOKENS, str(number), "norm", size=9)
+        _box(axes, center + 1, 19, TOKENS, "" if number else "*", "token" if number else "class", size=11)
         _arrow_up(axes, center, TOKENS, ENCODER)
     _text(axes, LEFT, 196, "position and", ha="left", color=MUTED, size=8)
     _text(axes, LEFT, 181, "patch; *: class", ha="left", color=MUTED, size=8)
-    _box(axes, 92, 520, ENCODER, "Transformer encoder, L blocks", GREEN, size=12)
+    _box(axes, 92, 520, ENCODER, "Transformer encoder, L blocks", "encoder", size=12)
     _arrow_up(axes, CLASS_CENTER, ENCODER, HEAD)
-    _box(axes, 84, 72, HEAD, "MLP head", ORANGE)
+    _box(axes, 84, 72, HEAD, "MLP head", "class")
     _arrow_up(axes, CLASS_CENTER, HEAD, CLASSES)
     _text(axes, CLASS_CENTER, 404, "class: temple, flower, cup, ...", color=INK)
 
@@ -97,7 +94,7 @@ def _draw_model(axes: Axes) -> None:
 def _draw_block(axes: Axes) -> None:
     """Eq. 2 and Eq. 3, from the bottom up."""
     _text(axes, BLOCK_LEFT, 450, "Encoder block (Eq. 2, 3)", size=13, weight="bold", ha="left")
-    _box(axes, BLOCK_LEFT + 20, 210, (62, 414), "", GREEN)
+    _box(axes, BLOCK_LEFT + 20, 210, (62, 414), "", "encoder")
     _text(axes, BLOCK_LEFT + 28, 398, "L x", ha="left", size=11)
     _text(axes, BLOCK_CENTER, 22, "tokens z", color=MUTED)
     _arrow(axes, (BLOCK_CENTER, 32), (BLOCK_CENTER, 88))
@@ -110,9 +107,9 @@ def _draw_branch(axes: Axes, bottom: int, name: str, equation: str, end: int) ->
     norm: Row = (bottom, bottom + 26)
     layer: Row = (bottom + 50, bottom + 88)
     center, plus = BLOCK_CENTER, bottom + 118
-    _box(axes, center - 70, 140, norm, "Norm", YELLOW)
+    _box(axes, center - 70, 140, norm, "Norm", "norm")
     _arrow_up(axes, center, norm, layer)
-    _box(axes, center - 70, 140, layer, name, BLUE)
+    _box(axes, center - 70, 140, layer, name, "token")
     _arrow(axes, (center, bottom + 90), (center, plus - 10))
     axes.add_patch(Circle((center, plus), 9, facecolor="white", edgecolor=INK, lw=1))
     _text(axes, center, plus, "+", size=11)
@@ -124,7 +121,7 @@ def _draw_branch(axes: Axes, bottom: int, name: str, equation: str, end: int) ->
 
 def _box(axes: Axes, left: Number, width: Number, row: Row, text: str, fill: str, size: Number = 9.5) -> None:
     style = {"boxstyle": "round,pad=0,rounding_size=5", "edgecolor": LINE, "lw": 1, "zorder": 1}
-    axes.add_patch(FancyBboxPatch((left, row[0]), width, row[1] - row[0], facecolor=fill, **style))
+    axes.add_patch(FancyBboxPatch((left, row[0]), width, row[1] - row[0], facecolor=FILLS[fill], **style))
     _text(axes, left + width / 2, sum(row) / 2, text, size=size)
 
 

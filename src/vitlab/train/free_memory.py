@@ -13,8 +13,6 @@ CGROUPS = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 """A container's files in cgroup v2 and in v1: its limit, its usage; and the key of its page cache in memory.stat."""
-NO_LIMIT = 2**60
-"""Bytes from which a limit is none: v1 writes the largest number, v2 the word "max"."""
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -39,7 +37,7 @@ def _container_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
         usage_file = cgroup / usage_name
         if limit_file.is_file() and usage_file.is_file():
             limit = limit_file.read_text().strip()
-            if not limit.isdigit() or int(limit) >= NO_LIMIT:
+            if not limit.isdigit() or int(limit) >= 2**60:  # no limit: "max" in v2, the largest number in v1
                 return None
             stat_file = usage_file.with_name("memory.stat")
             lines = stat_file.read_text().splitlines() if stat_file.is_file() else []

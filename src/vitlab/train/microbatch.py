@@ -81,7 +81,7 @@ def choose_microbatch(
     if device.type == "cpu":
         keep_freed_memory()
     world = workdir.world
-    images_per_rank = -(-config.batch_size // world.world_size)
+    rank_batch = -(-config.batch_size // world.world_size)
     runtime = {"device": device_name(device), "processes": world.world_size}
 
     def choose() -> int:
@@ -90,23 +90,21 @@ def choose_microbatch(
         known = [size for size in (config.microbatch, used, measured) if size is not None]
         if known:
             return known[0]
-        size = default_microbatch(config.model.forward_macs, device, images_per_rank)
-        is_small = size * STEP_FLOPS_PER_MAC * config.model.forward_macs < SMALL_FLOPS
-        if is_small and size == images_per_rank:
-            return size
-        return measure_step(config, model, device, world.world_size).microbatch
+        size = default_microbatch(config.model.forward_macs, device, rank_batch)
+        is_small = size == rank_batch and size * STEP_FLOPS_PER_MAC * config.model.forward_macs < SMALL_FLOPS
+        return size if is_small else measure_step(config, model, device, world.world_size).microbatch
 
-    size = world.broadcast_object(lambda: min(choose(), images_per_rank))
+    size = world.broadcast_object(lambda: min(choose(), rank_batch))
     workdir.write_runtime({**runtime, "microbatch": size})
     return size
 
 
-def default_microbatch(forward_macs: int, device: torch.device, images_per_rank: int) -> int:
-    """Images at once if memory does not matter: all of a rank; on a CPU no more than CPU_FLOPS of work."""
+def default_microbatch(forward_macs: int, device: torch.device, rank_batch: int) -> int:
+    """Images at once if memory does not matter: a rank's `rank_batch` images; on a CPU at most CPU_FLOPS of work."""
     if device.type != "cpu":
-        return images_per_rank
+        return rank_batch
     most = max(int(CPU_FLOPS / (STEP_FLOPS_PER_MAC * forward_macs)), 1)
-    return images_per_rank if most >= images_per_rank else _lower_power_of_two(most + 1)
+    return rank_batch if most >= rank_batch else _lower_power_of_two(most + 1)
 
 
 def _lower_power_of_two(size: int) -> int:
@@ -139,15 +137,14 @@ def measure_step(
     def step_bytes(images: int) -> int:
         return sum(rank_bytes(config, images, precision, device.type, world_size, sharded).values())
 
-    images_per_rank = -(-config.batch_size // world_size)
-    size = config.microbatch or default_microbatch(config.model.forward_macs, device, images_per_rank)
-    size = min(size, images_per_rank)
+    rank_batch = -(-config.batch_size // world_size)
+    size = min(config.microbatch or default_microbatch(config.model.forward_macs, device, rank_batch), rank_batch)
     if free is not None and not config.microbatch:
         while size > 1 and step_bytes(size) > MEMORY_FRACTION * free:
             size = _lower_power_of_two(size)
     train_seconds = None
     if train or not on_cpu:
-        size, train_seconds = _try_training(config, model, device, size, images_per_rank, sharded)
+        size, train_seconds = _try_training(config, model, device, size, rank_batch, sharded)
     eval_seconds, feature_seconds = _time_forward_passes(config, model, device, size)
     if train_seconds is None:
         train_seconds = TRAIN_RATIO * feature_seconds
@@ -155,13 +152,13 @@ def measure_step(
 
 
 def _try_training(
-    config: TrainConfig, model: nn.Module, device: torch.device, size: int, images_per_rank: int, sharded: bool
+    config: TrainConfig, model: nn.Module, device: torch.device, size: int, rank_batch: int, sharded: bool
 ) -> tuple[int, float]:
     """The micro-batch, `size` or a half of it that does not run out of memory, and seconds per image of training."""
     while True:
         try:
-            num_images = min(size, _timed_images(config)) if device.type == "cpu" else size
-            return size, time_training(config, model, device, num_images, images_per_rank)
+            count = min(size, _timed_images(config)) if device.type == "cpu" else size
+            return size, time_training(config, model, device, count, rank_batch)
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
                 raise
@@ -182,10 +179,8 @@ def timing_seconds(config: TrainConfig, train_seconds: float) -> float:
     return 2 * _timed_images(config) * train_seconds
 
 
-def time_training(
-    config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, images_per_rank: int
-) -> float:
-    """Seconds per image of a rank's training step; `num_images` of its images are timed, by a copy of the model.
+def time_training(config: TrainConfig, model: nn.Module, device: torch.device, count: int, rank_batch: int) -> float:
+    """Seconds per image of a training step of `rank_batch` images; `count` of them are timed, by a copy of the model.
 
     The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
     """
@@ -193,11 +188,11 @@ def time_training(
     state = create_state(config, copy.deepcopy(model).to(device), device, SINGLE)
     objective = create_objective(config)
     seconds = 0.0
-    batch = blank_batch(objective, _blank_images(config, num_images, device))
+    batch = blank_batch(objective, _blank_images(config, count, device))
     for _ in range(2):  # the first pass also builds and allocates what later ones reuse
-        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, num_images), device)
+        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
     update = min(_timed(state.optimizer.step, device), seconds)
-    return (seconds - update) / num_images + update / images_per_rank
+    return (seconds - update) / count + update / rank_batch
 
 
 def _time_forward_passes(config: TrainConfig, model: nn.Module, device: torch.device, size: int) -> tuple[float, float]:

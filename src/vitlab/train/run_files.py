@@ -1,11 +1,7 @@
-"""The files of a run, or of a job of several runs: their kinds, their checksums, and what is missing or corrupt.
-
-`Workdir` calls `clear_run` and `find_corrupt` when it opens a folder, `run_files` when it writes the result,
-`has_report` and `record_report` around the report.
-"""
+"""The files of a run, or of a job of several runs: what they are, and which are missing or corrupt. For `Workdir`."""
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path, PurePath
 
 from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, write_sums
@@ -98,19 +94,12 @@ def _remedy(name: str) -> str:
 
 def has_report(folder: Path) -> bool:
     """Whether the report is complete and as it was written."""
-    names = _report_files(read_sums(folder))
+    names = {name for name in read_sums(folder) if _kind_of(name) == "report"}
     return {PAGE, CARD} <= names and not find_corrupt_files(folder, names)
 
 
 def record_report(folder: Path) -> None:
-    """Writes the checksums of the report's files, in place of earlier ones.
-
-    If SHA256SUMS is missing or corrupt, it is written for all files.
-    """
+    """Writes the checksums of the report's files, in place of earlier ones. Without SHA256SUMS: of all files."""
     sums = read_sums(folder)
     kinds = {"report"} if sums else KINDS.keys()
-    write_sums(folder, _names_of_kinds(folder, kinds), drop=_report_files(sums))
-
-
-def _report_files(names: Iterable[str]) -> set[str]:
-    return {name for name in names if _kind_of(name) == "report"}
+    write_sums(folder, _names_of_kinds(folder, kinds), drop={name for name in sums if _kind_of(name) == "report"})

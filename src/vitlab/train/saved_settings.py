@@ -13,7 +13,7 @@ IGNORED = ("microbatch", "reasons")
 """Keys that may differ: the micro-batch depends on the machine's memory; `reasons` only explain the settings."""
 IMAGE_KEYS = ("images", "classes")
 """Keys with the names and content of the images, by `data.identity.identify`."""
-KEYS_BY_IMAGES = ("names_and_labels", "examples")
+FOLLOWING_KEYS = ("names_and_labels", "examples")
 """Keys that also differ if the images do. They say less, so the message omits them."""
 ABSENT = "not set"
 
@@ -25,9 +25,9 @@ def require_same_settings(file: Path, settings: Mapping[str, Any]) -> None:
     except (ValueError, TypeError) as error:
         raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
     differences = _differences(_comparable(saved), _comparable(settings))
-    of_images = {name: values for name, values in differences.items() if _key(name) in IMAGE_KEYS}
+    of_images = {name: d for name, d in differences.items() if name.partition(".")[0] in IMAGE_KEYS}
     if of_images:
-        differences = {name: values for name, values in differences.items() if _key(name) not in KEYS_BY_IMAGES}
+        differences = {name: d for name, d in differences.items() if name.partition(".")[0] not in FOLLOWING_KEYS}
     if not differences:
         return
     kind = "on other images (their names and content)" if differences == of_images else "with other settings"
@@ -65,8 +65,3 @@ def _differences(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any
             differences |= _differences(old.get(key, ABSENT), new.get(key, ABSENT), prefix + key)
         return differences
     return {} if old == new else {name: (old, new)}
-
-
-def _key(name: str) -> str:
-    """The key of config.json that a dotted name begins with."""
-    return name.partition(".")[0]
