@@ -149,9 +149,8 @@ def with_flags(kind: Any, config: TrainConfig) -> Any:
     """
     flags = _unchecked(config)
     hint = Annotated[type(flags), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
-    made = dataclasses.make_dataclass(
-        kind.__name__, [("config", hint, dataclasses.field(default=flags))], bases=(kind,), frozen=True
-    )
+    field = ("config", hint, dataclasses.field(default=flags))
+    made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
 

@@ -8,9 +8,9 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -33,6 +33,8 @@ from vitlab.train.throughput import DEVICES, find_device
 CPU = "cpu"
 DAY = 24 * 3600
 DEFAULT_MFU = 0.4
+TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
+"""Recipe, model, and the TPUv3-core-days that Table 2 prints (a chip has two cores)."""
 SECONDS = 1.0
 """Time of one round of a measurement on this machine."""
 ROUNDS = 3
@@ -41,21 +43,6 @@ MAX_IMAGES = 128
 """Largest batch of such a measurement."""
 MAX_CPU_STEP_FLOPS = 1e12
 """Most work of its step on a CPU, about a second."""
-
-
-class PrintedRun(NamedTuple):
-    """A run of Table 2, with its TPUv3-core-days as printed (a chip has two cores)."""
-
-    recipe: Callable[[str], TrainConfig]
-    model: str
-    core_days: int
-
-
-TABLE2 = (
-    PrintedRun(pretrain.jft, "ViT-H/14", 2500),
-    PrintedRun(pretrain.jft, "ViT-L/16", 680),
-    PrintedRun(pretrain.imagenet21k, "ViT-L/16", 230),
-)
 
 
 @dataclass(frozen=True)
@@ -196,10 +183,7 @@ def estimate(
 
 
 def _for_images(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
-    """`config` with the open settings by BiT's rule, and a head for the classes of its data.
-
-    Raises UserError if nothing is trained, or if the rule needs the number of images.
-    """
+    """`config` with its open settings by BiT's rule, and a head for its classes. UserError: nothing is trained."""
     if isinstance(config, FinetuneConfig) and not config.runs:
         raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     if isinstance(config, FinetuneConfig) and open_settings:
@@ -225,13 +209,17 @@ def core_days(run_exaflops: float, model_name: str | None = None) -> CoreDays:
 
     That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
-    configs = [run.recipe(run.model) for run in TABLE2]
-    table_exaflops = [exaflops(config, PAPER_IMAGES[config.data.name]) for config in configs]
-    tflops = sum(table_exaflops) * 1e6 / (sum(run.core_days for run in TABLE2) * DAY)
-    same = [math.isclose(run_exaflops, printed, rel_tol=1e-3) for printed in table_exaflops]
-    rows = [run for run, is_same in zip(TABLE2, same, strict=True) if is_same and run.model == model_name]
-    days = run_exaflops * 1e6 / tflops / DAY
-    return CoreDays(days=days, tflops=tflops, printed=rows[0].core_days if rows else None)
+    table_exaflops = []
+    table_days = []
+    printed = None
+    for recipe, model, days in TABLE2:
+        config = recipe(model)
+        table_exaflops.append(exaflops(config, PAPER_IMAGES[config.data.name]))
+        table_days.append(days)
+        if model == model_name and math.isclose(run_exaflops, table_exaflops[-1], rel_tol=1e-3):
+            printed = days
+    tflops = sum(table_exaflops) * 1e6 / (sum(table_days) * DAY)
+    return CoreDays(days=run_exaflops * 1e6 / tflops / DAY, tflops=tflops, printed=printed)
 
 
 def _device_speed(

@@ -1,7 +1,4 @@
-"""The result of an evaluation: predictions of every image, their metrics, the record for result.json, and its text.
-
-`evaluate` and `read_predictions` make an `Evaluation`. Runs write its `record`, commands print `format_evaluation`.
-"""
+"""The result of an evaluation: predictions of every image, their metrics, the record for result.json, and its text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Fig. 1: an image as a sequence of patches, through the encoder to a class; beside it one encoder block.
-
-`vitlab paper fig1` calls `draw_overview`.
-"""
+"""Fig. 1 (`vitlab paper fig1`): an image as patches, through the encoder to a class; beside it one encoder block."""
 
 import numpy as np
 from jaxtyping import UInt8
@@ -20,10 +17,8 @@ GRID = 3
 """Patches on a side of the drawn image, as in the paper's figure; ViT-B/16 has 14 at 224 pixels."""
 LEFT = 20
 IMAGE_SIDE = 100
-CLASS_CENTER = 120
-"""x of the class token, and of the head above it."""
-CENTERS = [172 + 52 * number for number in range(GRID**2)]
-"""x of each patch in the sequence, and of its token."""
+CENTERS = [120, *(172 + 52 * number for number in range(GRID**2))]
+"""x of the class token and the head above it, then of each patch in the sequence and its token."""
 BLOCK_LEFT = 690
 BLOCK_CENTER = 815
 PATCHES: Row = (50, 90)
@@ -61,7 +56,7 @@ def _draw_patches(axes: Axes, image: UInt8[np.ndarray, "s s 3"]) -> None:
     pixels = len(image) // GRID
     gap = 3
     side = (IMAGE_SIDE - (GRID - 1) * gap) / GRID
-    for number, center in enumerate(CENTERS):
+    for number, center in enumerate(CENTERS[1:]):
         row, column = divmod(number, GRID)
         patch = image[row * pixels : (row + 1) * pixels, column * pixels : (column + 1) * pixels]
         x, y = LEFT + column * (side + gap), 20 + (GRID - 1 - row) * (side + gap)
@@ -72,10 +67,10 @@ def _draw_patches(axes: Axes, image: UInt8[np.ndarray, "s s 3"]) -> None:
 def _draw_model(axes: Axes) -> None:
     """From the bottom up: patches, projection, tokens with positions, encoder, head."""
     _text(axes, LEFT, 450, "Vision Transformer (ViT)", size=13, weight="bold", ha="left")
-    _arrow(axes, (LEFT + IMAGE_SIDE + 4, 70), (CENTERS[0] - 24, 70))
-    _text(axes, (CENTERS[0] + CENTERS[-1]) / 2, 32, "patches of P x P pixels", color=MUTED)
+    _arrow(axes, (LEFT + IMAGE_SIDE + 4, 70), (CENTERS[1] - 24, 70))
+    _text(axes, (CENTERS[1] + CENTERS[-1]) / 2, 32, "patches of P x P pixels", color=MUTED)
     _box(axes, 148, 464, PROJECTION, "Linear projection of flattened patches, E", "projection")
-    for number, center in enumerate([CLASS_CENTER, *CENTERS]):
+    for number, center in enumerate(CENTERS):
         if number:
             _arrow_up(axes, center, PATCHES, PROJECTION)
             _arrow_up(axes, center, PROJECTION, TOKENS)
@@ -85,10 +80,10 @@ def _draw_model(axes: Axes) -> None:
     _text(axes, LEFT, 196, "position and", ha="left", color=MUTED, size=8)
     _text(axes, LEFT, 181, "patch; *: class", ha="left", color=MUTED, size=8)
     _box(axes, 92, 520, ENCODER, "Transformer encoder, L blocks", "encoder", size=12)
-    _arrow_up(axes, CLASS_CENTER, ENCODER, HEAD)
+    _arrow_up(axes, CENTERS[0], ENCODER, HEAD)
     _box(axes, 84, 72, HEAD, "MLP head", "class")
-    _arrow_up(axes, CLASS_CENTER, HEAD, CLASSES)
-    _text(axes, CLASS_CENTER, 404, "class: temple, flower, cup, ...", color=INK)
+    _arrow_up(axes, CENTERS[0], HEAD, CLASSES)
+    _text(axes, CENTERS[0], 404, "class: temple, flower, cup, ...", color=INK)
 
 
 def _draw_block(axes: Axes) -> None:

@@ -6,7 +6,7 @@ open (`finetuning/plan.py`). Settings have dotted names: `steps`, `optim.lr`, `d
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,7 +32,7 @@ CLOSED_BY = {
     "data.eval_resize": {"data.eval_interpolation"},
     "data.eval_interpolation": {"data.eval_resize"},
 }
-"""A given setting -> the others that are not open any more either."""
+"""A given setting -> the others that are no longer open either."""
 CHOSEN_WITH = {
     "model.image_size": {"data.eval_resize"},  # in proportion to it
     "learning_rates": {"optim.lr"},
@@ -55,7 +55,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a job; None where it is not known yet."""
+    """What is known of a job; None if it is not known yet."""
 
     device_type: str = "cuda"
     """On a CPU the default image size and the number of steps are smaller."""
@@ -91,9 +91,9 @@ def resolve(
 ) -> Resolved[Config]:
     """The settings of a recipe, `config`, with what is `given`; `open_settings` are chosen by the known facts.
 
-    A given setting replaces what excludes it: `steps` takes the place of `epochs` and vice versa, one `optim.lr` that
-    of a sweep. budget: the time is given, and decides BY_BUDGET. Raises UserError for settings that are unknown,
-    invalid, without effect, or exclude each other.
+    A given setting replaces what excludes it: `steps` replaces `epochs` and vice versa, and `optim.lr` a sweep.
+    budget: whether a time budget decides BY_BUDGET. Raises UserError for settings that are unknown, invalid, without
+    effect, or exclude each other.
     """
     given = given or {}
     _check_given(given, budget)
@@ -101,16 +101,14 @@ def resolve(
     closed = {*given, *(name for setting in given for name in CLOSED_BY.get(setting, ()))}
     still_open = frozenset(open_settings) - closed
     if isinstance(config, FinetuneConfig):
-        return _resolve_finetuning(config, given, still_open, facts)
+        return _resolve_finetune(config, given, still_open, facts)
     if facts.num_classes is not None and config.masking is None:
         config = with_settings(config, {"model.num_classes": facts.num_classes})
     return Resolved(config, still_open)
 
 
-def _resolve_finetuning(
-    config: Any, given: Mapping[str, Any], open_settings: frozenset[str], facts: Facts
-) -> Resolved[Any]:
-    """`config`, which has the `given` settings, with the choices by the known facts and the reasons for them."""
+def _resolve_finetune(config: Any, given: Container[str], open_settings: frozenset[str], facts: Facts) -> Resolved[Any]:
+    """`config`, which has the `given` settings, with the open ones as the known facts choose them, and the reasons."""
     if "held_out" in given and not config.tried_rates:
         raise UserError("held_out has no effect with one learning rate; give learning_rates, such as 0.003 and 0.01.")
     if config.learning_rates and config.optim.lr not in config.learning_rates:  # the recipe's rate without a sweep
@@ -128,10 +126,8 @@ def _resolve_finetuning(
 
 
 def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
-    """`resolved`, where the open settings have the values that an interrupted job has `saved`.
-
-    They are kept even if the device or its speed has changed since.
-    """
+    """`resolved` with the values that an interrupted job has `saved` for its open settings. They are kept even if the
+    device or its speed has changed since."""
     chosen = set(resolved.open_settings) | (BY_BUDGET if budget else set())
     chosen |= {name for setting in chosen for name in CHOSEN_WITH.get(setting, ())}
     reasons = {reason.setting: reason for reason in saved if reason.setting in chosen}

@@ -1,7 +1,4 @@
-"""The memory that is free on a device: on a GPU by torch, on a CPU by Linux and the limit of a container.
-
-`microbatch.measure_step` and the commands `plan` and `bench` call `free_memory`.
-"""
+"""The memory that is free on a device, for `microbatch.measure_step`, `vitlab plan` and `vitlab bench`."""
 
 from pathlib import Path
 
@@ -16,7 +13,7 @@ CGROUPS = (
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on a GPU, or for this process on the CPU; None if the system does not say."""
+    """Bytes that are free on a GPU, or for this process on a CPU; None if the system does not say."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, which reuses it
         return torch.cuda.mem_get_info(device)[0] + cached

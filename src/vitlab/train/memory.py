@@ -7,8 +7,8 @@ inside a unit of a ResNet.
 The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
 counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
-memory, a checkpoint's copy, torch.compile's savings. The choice of a micro-batch is safe against such errors: it
-takes only a fraction of the free memory, and tries the step on a GPU. `plan` has no margin.
+memory, a checkpoint's copy, torch.compile's savings. The choice of a micro-batch has a margin for this
+(`MEMORY_FRACTION`), `plan` and `bench` have none.
 """
 
 import functools
@@ -181,7 +181,9 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
     if config.trained_blocks is None:
         outside += _embedding_bytes(model, size)
     if blocks:  # input and output of the last normalization
-        outside += (size.norm + size.product) * _num_features(model)
+        is_vit = isinstance(model, ViTConfig)
+        features = model.num_tokens * model.width if is_vit else math.prod(model.grid) * model.body.channels
+        outside += (size.norm + size.product) * features
     if config.activation_checkpointing:
         saved = outside + sum(block.input for block in blocks)
         inputs = itertools.accumulate(block.input for block in blocks)
@@ -214,13 +216,6 @@ def _num_outputs(config: TrainConfig) -> int:
     if config.masking and isinstance(model, ViTConfig):
         return config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
     return model.num_classes
-
-
-def _num_features(config: ModelConfig) -> int:
-    """Numbers of an image after the last block or unit."""
-    if isinstance(config, ViTConfig):
-        return config.num_tokens * config.width
-    return math.prod(config.grid) * config.body.channels
 
 
 def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
