@@ -69,6 +69,7 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     for setting in sorted(given):
         if advice := advice_for(name, setting):
             raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
+    # tyro may have found another recipe or model than `read_recipe`, whose defaults would be wrong.
     if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], chosen.model):
         raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
     if name == "finetune":

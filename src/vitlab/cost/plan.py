@@ -1,7 +1,7 @@
 """The cost of a run before it starts: compute, hours, memory of each process, data rate, checkpoint.
 
-`vitlab plan` calls `estimate`, `paper/tables.py` calls `core_days`. Nothing is read, and nothing trained unless the
-speed is to be measured. Memory follows from a formula (`train/memory.py`).
+`vitlab plan` calls `estimate`, `paper/tables.py` calls `core_days`. Nothing is read, and nothing is trained unless
+the speed is to be measured. Memory follows from a formula (`train/memory.py`).
 """
 
 import dataclasses
@@ -135,11 +135,12 @@ def estimate(
     examples: int | None = None,
     image_kb: float = 110.0,
 ) -> Estimate:
-    """The cost of a run.
+    """The cost of a run. Raises UserError for invalid arguments.
 
-    device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a fraction
-    of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU. examples: images of train, if unknown. Raises
-    UserError for invalid arguments.
+    device: one of DEVICES, or `cpu`, a machine like this one.
+    count: processes, each with one device.
+    mfu: a fraction of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU.
+    examples: images of train, if the registry does not know them.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
@@ -183,14 +184,15 @@ def estimate(
 
 
 def _for_images(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
-    """`config` with its open settings by BiT's rule, and a head for its classes. UserError: nothing is trained."""
+    """`config` with its open settings by BiT's rule, and a head for its classes. Raises UserError if `runs` is 0."""
     if isinstance(config, FinetuneConfig) and not config.runs:
         raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     if isinstance(config, FinetuneConfig) and open_settings:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
         config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda", open_settings)
-    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))
+    alone = StudyRun("plan", config, {})  # `model_of` takes a run of a study
+    return dataclasses.replace(config, model=model_of(alone, {}))
 
 
 def _train_examples(config: TrainConfig, count: int | None) -> int | None:

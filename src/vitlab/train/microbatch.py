@@ -1,6 +1,6 @@
 """How many images go through the model at once (`choose_microbatch`), and what a step costs (`measure_step`).
 
-The training loop calls the first. `runs/cost.py` calls the second before a run, to plan it within a time budget.
+Every run calls the first. `runs/cost.py` calls the second before a run, to plan it within a time budget.
 """
 
 import copy
@@ -68,10 +68,10 @@ class StepCost:
 def choose_microbatch(
     config: TrainConfig, workdir: Workdir, model: nn.Module, device: torch.device, measured: int | None
 ) -> int:
-    """Images per forward pass of each rank, the same on all: the first of these sizes that there is.
+    """Images per forward pass of each rank, the same on all: the first of these sizes that there is, or all of a rank.
 
     1. `config.microbatch`;
-    2. the size that this run has used so far on the same device, so that it resumes to the bit;
+    2. the size that this run has used on the same device so far, so that it resumes to the bit;
     3. `measured`, by the caller;
     4. all images of a rank, if the batch is small;
     5. the largest size that fits into memory now, by `measure_step`.
