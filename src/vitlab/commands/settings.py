@@ -142,11 +142,8 @@ def _look_up(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[...
 def with_flags(kind: Any, config: TrainConfig) -> Any:
     """The dataclass `kind` of a command with a flag for each setting of `config`, whose values are the defaults.
 
-    tyro makes the flags of a field from its default:
-
-        class Pretrain:                      class Pretrain(Pretrain):
-            config: TrainConfig       ->         config: TrainConfig = _unchecked(config)
-            workdir: Path | None
+    tyro takes the defaults of flags from the default of their field. So `config: TrainConfig` of the command becomes
+    `config: <its unchecked subclass> = <the recipe's values>` in a subclass of the command.
     """
     flags = _unchecked(config)
     hint = Annotated[type(flags), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`

@@ -328,9 +328,8 @@ def format_estimate(cost: Estimate) -> str:
         rows.append({"MB": strategy} | {name: f"{size / 1e6:,.1f}" for name, size in sizes.items()})
         if not memory.fits:
             most = memory.microbatch_that_fits
-            notes.append(
-                f"{strategy}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}."
-            )
+            note = f"--microbatch {most} would fit" if most else "one image at once does not fit"
+            notes.append(f"{strategy}: {note}.")
     return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", header, format_table(rows), *notes])
 
 

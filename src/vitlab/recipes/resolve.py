@@ -152,9 +152,8 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
         part = getattr(config, section)
         part = FewShotConfig() if part is None and section == "fewshot" else part
         if not dataclasses.is_dataclass(part):
-            raise UserError(
-                f"{section} is {part!r} and has no settings; leave {section}.{next(iter(inner_values))} out."
-            )
+            first = next(iter(inner_values))
+            raise UserError(f"{section} is {part!r} and has no settings; leave {section}.{first} out.")
         values[section] = with_settings(part, inner_values)
     return replace(config, **values)
 

@@ -68,7 +68,7 @@ class StepCost:
 def choose_microbatch(
     config: TrainConfig, workdir: Workdir, model: nn.Module, device: torch.device, measured: int | None
 ) -> int:
-    """Images per forward pass of each rank, the same on all: the first of these sizes that there is, or all of a rank.
+    """Images per forward pass of each rank, the same on all: the first of these sizes that there is.
 
     1. `config.microbatch`;
     2. the size that this run has used on the same device so far, so that it resumes to the bit;
@@ -76,7 +76,7 @@ def choose_microbatch(
     4. all images of a rank, if the batch is small;
     5. the largest size that fits into memory now, by `measure_step`.
 
-    It is not a setting of the run, which may resume on a machine with other memory.
+    At most all images of a rank. It is not a setting of the run, which may resume on a machine with other memory.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -188,7 +188,7 @@ def time_training(config: TrainConfig, model: nn.Module, device: torch.device, c
     state = create_state(config, copy.deepcopy(model).to(device), device, SINGLE)
     objective = create_objective(config)
     seconds = 0.0
-    batch = blank_batch(objective, _blank_images(config, count, device))
+    batch = blank_batch(objective, torch.zeros(count, 3, *config.model.image_hw, device=device))
     for _ in range(2):  # the first pass also builds and allocates what later ones reuse
         seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
     update = min(_timed(state.optimizer.step, device), seconds)
@@ -199,7 +199,7 @@ def _time_forward_passes(config: TrainConfig, model: nn.Module, device: torch.de
     """Seconds per image of a forward pass of up to `size` images: in float32, and in the precision of training."""
     if device.type == "cpu":  # an eighth of the work of the training step that is timed
         size = min(size, math.ceil(SAMPLE_FLOPS / 8 / (2 * config.model.forward_macs)))
-    images = _blank_images(config, size, device)
+    images = torch.zeros(size, 3, *config.model.image_hw, device=device)
     dtype = frozen_dtype(config.precision, device)
     in_float32 = _time_forward(model, images, torch.float32)
     return in_float32, in_float32 if dtype == torch.float32 else _time_forward(model, images, dtype)
@@ -211,10 +211,6 @@ def _time_forward(model: nn.Module, images: Tensor, dtype: torch.dtype) -> float
     with torch.inference_mode():
         _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(3))
     return statistics.fmean(seconds) / len(images)
-
-
-def _blank_images(config: TrainConfig, count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, 3, *config.model.image_hw, device=device)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
