@@ -111,12 +111,11 @@ class Evaluation:
         is any of their labels, not necessarily this one. With `predicted_sets` the rows are those of `label_rows`.
         """
         if self.predicted_sets is not None:
-            hot = self.multi_hot(self.all_labels)
-            predicted = self.multi_hot(self.predicted_sets)
-            return label_rows(self.classes, hot, predicted, self.scores, self.thresholds)
+            hot, predicted_hot = self.multi_hot(self.all_labels), self.multi_hot(self.predicted_sets)
+            return label_rows(self.classes, hot, predicted_hot, self.scores, self.thresholds)
         labels = self.all_labels
-        correct = labels.values[np.repeat(self.correct, labels.counts)]
-        columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
+        correct_labels = labels.values[np.repeat(self.correct, labels.counts)]
+        columns = (labels.values, correct_labels, self.predictions, self.predictions[self.correct])
         counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
         recall = "recall" if self.label_sets is None else "accuracy"
         return [
@@ -187,7 +186,7 @@ def headline(record: Mapping[str, Any]) -> str:
 
 def format_evaluation(record: Mapping[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
-    return _format_multi_label(record) if "f1" in record else _format_single_label(record)  # only sets have an F1
+    return _format_multi_label(record) if "f1" in record else _format_single_label(record)  # of predicted sets
 
 
 def _format_single_label(record: Mapping[str, Any]) -> str:

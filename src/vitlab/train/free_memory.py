@@ -30,8 +30,7 @@ def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 def _container_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes that the container's limit leaves; None without one. Its page cache can be dropped and counts as free."""
     for limit_name, usage_name, cache_key in CGROUPS:
-        limit_file = cgroup / limit_name
-        usage_file = cgroup / usage_name
+        limit_file, usage_file = cgroup / limit_name, cgroup / usage_name
         if limit_file.is_file() and usage_file.is_file():
             limit = limit_file.read_text().strip()
             if not limit.isdigit() or int(limit) >= 2**60:  # no limit: "max" in v2, the largest number in v1

@@ -145,8 +145,7 @@ def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_
         matrix = batch * config.heads * max(math.prod(shape) for shape in _sequences(config, config.num_patches))
     fused = attention_backend(device_type, False, dtype, matrix) == "fused"
     activations = dtype.itemsize * batch * _forward_numbers(config, fused)
-    largest_filters = 3 * 3 * (body.channels // 4) ** 2 if body else 0
-    standardized = 2 * 4 * largest_filters  # twice in float32
+    standardized = 2 * 4 * (3 * 3 * (body.channels // 4) ** 2) if body else 0  # the largest filters, twice in float32
     return dtype.itemsize * config.num_parameters + max(activations, standardized)
 
 
@@ -176,7 +175,10 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
     model = config.model
     size = ItemSize(product=4 if precision == "float32" else 2, norm=2 if precision == "bfloat16" else 4)
     blocks = _trained_blocks(config, size, device_type)
-    logits = (4 + 4) * _num_outputs(config)  # also their log_softmax; both in float32
+    outputs = model.num_classes
+    if config.masking and isinstance(model, ViTConfig):
+        outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
+    logits = (4 + 4) * outputs  # and their log_softmax, in float32
     outside = logits  # what is saved outside of blocks
     if config.trained_blocks is None:
         outside += _embedding_bytes(model, size)
@@ -210,14 +212,6 @@ def _trained_blocks(config: TrainConfig, size: ItemSize, device_type: str) -> li
     return encoder[max(len(encoder) - count, 0) :]
 
 
-def _num_outputs(config: TrainConfig) -> int:
-    """Numbers that are predicted for an image."""
-    model = config.model
-    if config.masking and isinstance(model, ViTConfig):
-        return config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
-    return model.num_classes
-
-
 def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
     """Bytes that are saved of an image before the first block or unit."""
     body = _body(config)
@@ -243,7 +237,6 @@ def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[Bl
     layers = _mlp_layers(config)
     relative = config.position == "relative"
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
-    mask_size = size.product if device_type == "cpu" else 1
     per_token = (
         size.norm * 2 * d,  # inputs of the two LayerNorms
         size.product * 2 * d,  # their outputs
@@ -254,7 +247,7 @@ def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[Bl
         size.product * d * relative,  # scaled q
         (size.norm + size.product) * d * variant.attention_norm,  # input and output of this norm
         size.norm * m * variant.mlp_norm,  # input of this norm
-        mask_size * (2 * d + m) * (config.dropout > 0),  # masks of dropout
+        (size.product if device_type == "cpu" else 1) * (2 * d + m) * (config.dropout > 0),  # masks of dropout
     )
     blocks = []
     for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
