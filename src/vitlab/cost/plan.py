@@ -191,7 +191,7 @@ def _for_images(config: TrainConfig, examples: int | None, device: str, open_set
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
         config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda", open_settings)
-    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))  # of a study of one run
+    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))  # a run without a study
 
 
 def _train_examples(config: TrainConfig, count: int | None) -> int | None:

@@ -29,7 +29,7 @@ class Evaluation:
     1. one label;
     2. or several labels, any of which is right (ImageNet-ReaL): `label_sets`;
     3. or several labels, all of which are to be predicted (a `Dataset.multi_label`): `label_sets`, `scores` and
-       `predicted_sets`. With more than MAX_SCORES scores such a data set is evaluated as the second kind.
+       `predicted_sets`. With more than MAX_SCORES scores such a data set has the record of the second kind.
     """
 
     classes: tuple[str, ...]
