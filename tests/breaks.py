@@ -213,8 +213,8 @@ finetuning/job_clock.py: A resumed job decides anew what its time budget leaves 
 pytest finetuning/test_job_clock.py -k sweep_is_the_final
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds = work * 1e18 / (flops * count)
-+ seconds = work * 1e18 / flops
+- seconds = total_exaflops * 1e18 / (flops_per_s * count)
++ seconds = total_exaflops * 1e18 / flops_per_s
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.
