@@ -120,23 +120,21 @@ def _remarks(rows: Sequence[Row], records: Records, columns: Columns, separator:
     if columns.group:
         count = len({row.group for row in rows})
         yield f"images of the same {columns.group} ({count:,}) stay together where a split is drawn"
-    if not columns.one_hot:
-        yield from _remarks_on_cells([record.get(columns.labels[0]) for _, record in records])
-    elif empty := [column for column in columns.labels if column not in labels]:
+    if empty := [column for column in columns.labels if columns.one_hot and column not in labels]:
         yield f"no image has a 1 in {first_ten(empty)}; these are not classes"
-    yield from _remarks_on_labels(labels, separator)
+    cells = [] if columns.one_hot else [record.get(columns.labels[0]) for _, record in records]
+    yield from _remarks_on_labels(labels, cells, separator)
 
 
-def _remarks_on_cells(cells: Sequence[Any]) -> Iterator[str]:
-    """How cells of the label are read, which are not labels as they are written."""
+def _remarks_on_labels(labels: Collection[str], cells: Sequence[Any], separator: str | None) -> Iterator[str]:
+    """Cells of the label that are not read as they are written, and labels that may mean none or several.
+
+    separator: what separates several labels, if the user says it.
+    """
     if missing := sorted(MISSING.intersection(str(cell).strip() for cell in cells)):
         yield f"the label {first_ten(missing)} is read as an empty cell; rename it if it is a class"
     if written_list := next((cell for cell in cells if list_in(cell) is not None), None):
         yield f"labels such as {written_list} are read as lists, each item as a label"
-
-
-def _remarks_on_labels(labels: Collection[str], separator: str | None) -> Iterator[str]:
-    """Labels that may mean none, or several; `separator` is what separates several, if the user says it."""
     if none_names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
         yield f"the label {first_ten(none_names)} is a class; leave the cells empty if it means none"
     if separator is None and (likely := _likely_separator(labels)):
