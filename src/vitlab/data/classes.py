@@ -38,7 +38,7 @@ def require_two_classes(train: Dataset) -> None:
 class Failure(NamedTuple):
     """An image that could not be read."""
 
-    index: int
+    image: int  # its index
     path: str
     reason: str
 
@@ -65,11 +65,11 @@ def warn_of_skipped_classes(dataset: Dataset, read: np.ndarray) -> None:
 def _lost_classes(dataset: Dataset, failures: Sequence[Failure]) -> str:
     """Names the classes whose images are all among the `failures`, and the first of these images; "" for no class."""
     labels = dataset.all_labels
-    read = np.setdiff1d(np.arange(len(dataset)), [failure.index for failure in failures])
+    read = np.setdiff1d(np.arange(len(dataset)), [failure.image for failure in failures])
     lost = np.setdiff1d(labels.values, labels.take(read).values)
     if not len(lost):
         return ""
-    first = next(failure for failure in failures if np.isin(labels.of_image(failure.index), lost).any())
+    first = next(failure for failure in failures if np.isin(labels.of_image(failure.image), lost).any())
     return (
         f"no image of {first_ten([dataset.classes[label] for label in lost])} in {dataset.name} ({dataset.split}) can "
         f"be read; the first, {quoted(first.path)}: {first.reason}"

@@ -295,14 +295,14 @@ def _recipe(name: str, present: Sequence[str], split: str) -> list[_Part]:
     held_out = DATASETS["folder:PATH" if _is_custom(name) else name].held_out
     if _val_is_test(name, present):
         split, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
+    elif split == "trainval" and _is_custom(name) and "test" in present and "val" not in present:
+        split, held_out = "train", {}
     if split not in present and "train" not in present:
         allowed = ", ".join([*present, "all"])
         raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
     missing = {each: fraction for each, fraction in held_out.items() if each not in present}
     if split == "trainval" and "val" not in missing:
         return _recipe(name, present, "train") + _recipe(name, present, "val")
-    if split == "trainval" and _is_custom(name) and "test" in present:
-        return [_Part("train")]
     if split in present and (split != "train" or not missing):
         return [_Part(split)]
     return [_Part("train", missing, ("train", "val") if split == "trainval" else (split,))]

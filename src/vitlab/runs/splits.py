@@ -91,7 +91,7 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
             )
         check_classes = require_classes_left if dataset is splits.train else warn_of_lost_classes
         check_classes(dataset, failures)
-        return dataset.take(np.setdiff1d(np.arange(len(dataset)), [failure.index for failure in failures]))
+        return dataset.take(np.setdiff1d(np.arange(len(dataset)), [failure.image for failure in failures]))
 
     train_set, test = readable(splits.train), readable(splits.test)
     val = test if splits.val is splits.test else readable(splits.val)
