@@ -113,8 +113,8 @@ data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
 pytest data/test_imagenet.py -k real
 
 data/registry.py: A folder without splits is trained on as a whole, test images included.
-- chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-+ chosen = np.arange(len(train)) if split == "trainval" else parts[split]
+- return stored.take(np.concatenate([indices[split] for split in part.chosen]))
++ return stored if len(part.chosen) > 1 else stored.take(indices[part.chosen[0]])
 pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
