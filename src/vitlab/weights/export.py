@@ -72,13 +72,16 @@ def export_checkpoint(
 ) -> dict[str, Any]:
     """Writes a checkpoint's model, or a module that `save_model` takes, to `path`; reads it back to compare outputs.
 
-    The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`; a
-    `dynamic_image_size` of None is the checkpoint's, unless it gets one size. An ONNX file `with_preprocessing` takes
-    uint8 images of any size, and prepares them as the checkpoint says. `outputs` are names of `export_outputs`, by
-    default what the model returns; `opset` is one of OPSETS, by default torch's. The report has `format`, `path`,
-    `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, `batches` and `sizes` (those compared)
-    and the `difference` of `check_parity`. Raises UserError for invalid arguments, for a model or a resize that cannot
-    be exported, and where ONNX's packages are missing; ParityError where the outputs differ.
+    The file replaces `path` only after it has passed. `image_size` and `interpolation` are as in `load_checkpoint`.
+
+    - `with_preprocessing`: an ONNX file takes uint8 images of any size and prepares them as the checkpoint says.
+    - `dynamic_image_size`: None is the checkpoint's, unless it gets one size.
+    - `outputs` are names of `export_outputs`, by default what the model returns.
+    - `opset` is one of OPSETS, by default torch's.
+
+    The report has `format`, `path`, `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, and of
+    the comparison `batches`, `sizes` and the `difference` of `check_parity`. Raises UserError for invalid arguments,
+    for a model or a resize that cannot be exported, and if ONNX's packages are missing; ParityError if outputs differ.
     """
     _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
     with _saved(checkpoint) as source:
@@ -91,14 +94,14 @@ def export_checkpoint(
         )
         export = _prepare(loaded, with_preprocessing, dynamic, outputs, opset)
         with temporary_folder(path, 4 * export.module.config.num_parameters) as folder:
-            opset = _write(export, folder / path.name, to, opset)
+            written_opset = _write(export, folder / path.name, to, opset)
             models: Iterable[Model] = [loaded.model]
             if dynamic:  # the exported model would repeat its own mistakes, such as positions that are resampled twice
                 models = (load_model(source, image_size=hw, interpolation=interpolation) for hw in export.sizes)
             references = (with_outputs(model, outputs) for model in models)
             difference = _compare(export, references, folder / path.name, f"the {to} file for {path} (not written)")
             bytes_of_files = _move_files(folder, path.parent)
-    written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": opset}
+    written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": written_opset}
     compared = {"batches": list(PARITY_BATCHES), "sizes": [list(hw) for hw in export.sizes], "difference": difference}
     return {"format": to, "path": str(path), **written, "outputs": list(export.outputs), **compared}
 
@@ -148,7 +151,7 @@ def _prepare(
         module=with_outputs(model, outputs),
         outputs=names,
         preprocessing=preprocessing,
-        metadata=_metadata(model, loaded, preprocessing, names),
+        metadata=_metadata(loaded, preprocessing, names),
         dynamic=dynamic,
         sizes=_sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw],
     )
@@ -170,10 +173,9 @@ def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: boo
         )
 
 
-def _metadata(
-    model: Model, loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]
-) -> dict[str, str]:
+def _metadata(loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]) -> dict[str, str]:
     """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
+    model = loaded.model
     own = {
         "image_size": pair(loaded.preprocessing.image_size or model.config.image_size),
         "value_range": (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0),
