@@ -191,6 +191,7 @@ def test_a_reader_that_has_ended(words: tuple[str, ...], monkeypatch: pytest.Mon
     assert started.returncode == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_several_processes_print_once(
     run: Path,
     in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
@@ -221,19 +222,19 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in files if "tensorboard" not in path.parts)
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("unrendered", "unchecked")  # each process would compile the checks anew
 def test_several_processes_train(
     tmp_path: Path, run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
     """Two of them pre-train, and fine-tune with a search and two runs; what is written and printed is what one alone
     writes and prints, up to the rounding of sums, and only one of them prints."""
-    fewshot = ["--eval-every", "2", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
+    fewshot = ["--eval-every", "1", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
     single = ["--precision", "float32", "--json", "--device", "cpu"]
     tuned = shlex.split(
         "--dataset digits --data.classes 0 1 --learning-rates 0.01 0.03 --steps 3 --batch-size 8 --runs 2"
     )
     words = [
-        ["pretrain", "tiny-digits", "--steps", "4", *SMALL, *fewshot, *single],
+        ["pretrain", "tiny-digits", "--steps", "2", *SMALL, *fewshot, *single],
         ["finetune", str(run), *tuned, "--image-size", "16", *single],
     ]
 
