@@ -124,6 +124,14 @@ def is_a_command(arguments: list[str]) -> bool:
     return True
 
 
+def test_every_public_name_has_an_example() -> None:
+    blocks = "".join(
+        block for path in PAGES for block in re.findall(r"^```python$.*?^```$", path.read_text(), re.M | re.S)
+    )
+    names = set(vitlab.__all__) - set(vitlab.SUBPACKAGES) - {"MODELS"}
+    assert {name for name in names if not re.search(rf"\bvitlab\.{name}\b", blocks)} == set()
+
+
 def test_documented_commands_parse() -> None:
     every = {shlex.join(arguments): arguments for path in PAGES for arguments in commands(path.read_text())}
     assert len(every) > 100
