@@ -116,7 +116,7 @@ def screen_width(stream: TextIO) -> int | None:
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """`text` with lines as wide as the terminal. Words, and commands in backticks, are not broken; in `name  text`, the
+    """`text` wrapped to the width of the terminal: between words, but not in commands in backticks; in `name  text` the
     text stays in its column."""
     if (width := screen_width(stream)) is None:
         return text
