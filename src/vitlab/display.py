@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from vitlab.errors import UserError, printable
 
@@ -110,12 +110,12 @@ def format_duration(seconds: int | float) -> str:
     return f"{whole:,}:{part:02d} {'min' if seconds < 7200 else 'h'}"
 
 
-def screen_width(stream: TextIO) -> int | None:
+def screen_width(stream: Any) -> int | None:
     """Columns of the terminal, or COLUMNS if it is set; None for files and pipes, whose lines stay whole."""
     return shutil.get_terminal_size().columns if stream.isatty() or os.environ.get("COLUMNS") else None
 
 
-def fit(text: str, stream: TextIO) -> str:
+def fit(text: str, stream: Any) -> str:
     """`text` wrapped to the width of the terminal: between words, but not in commands in backticks; in `name  text` the
     text stays in its column."""
     if (width := screen_width(stream)) is None:
