@@ -1,12 +1,10 @@
 """What commands print, for people and for programs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from program import SMALL, answer, call
+from program import SMALL, answer, call, without_torch
 
 from vitlab.commands import COMMANDS, print_note, print_result
 
@@ -56,46 +54,6 @@ def test_a_command_says_what_it_does_before_it_imports_torch() -> None:
     lines = without_torch([words for words, _ in BEGINNINGS.values()], ("no torch", "2"))
     begun = [line for line in lines if line.endswith(" ...")]
     assert begun == [f"vitlab: {text} ..." for _, text in BEGINNINGS.values()]
-
-
-def without_torch(commands: list[str], ends: tuple[str, ...]) -> list[str]:
-    """What the commands print on the standard error where torch cannot be imported. `ends`: as each of them may end."""
-    code = (
-        "import sys\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'torch': raise ImportError('no torch')\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-        "from vitlab.cli import main\n"
-        f"for words in {commands}:\n"
-        "    try: main(words.split())\n"
-        f"    except (ImportError, SystemExit) as error: assert str(error) in {ends}, (words, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return done.stderr.splitlines()
-
-
-def test_inputs_are_checked_before_torch_is_imported(run: Path) -> None:
-    """Checkpoints, data sets, columns of tables and images: each error names what was given and what to give."""
-    Path("table.csv").write_text("photo,label\na.png,cat\n")
-    found = {
-        "finetune nothing-here": "there is nothing at nothing-here; give a Google .npz",
-        "finetune table.csv --dataset digits": "table.csv is not a checkpoint",
-        f"finetune {run} --dataset csv:table.csv": "has the columns photo, label; none of them is named as a column of",
-        f"finetune {run} --dataset digits --budget soon": "'soon' is not a time",
-        "predict missing x.jpg": "there is nothing at missing",
-        f"predict {run} x.jpg": "there is no file or folder x.jpg",
-        f"evaluate {run} --dataset cifar11": "unknown data set 'cifar11'; the nearest: cifar10",
-        f"probe {run} --dataset folder:nowhere": "nowhere does not exist",
-        "export missing --to onnx": "there is nothing at missing",
-        "pretrain tiny-digits --dataset digit": "unknown data set 'digit'",
-        "paper fig6 missing": "there is nothing at missing",
-    }
-    errors = [line for line in without_torch(list(found), ("2",)) if "error:" in line]
-    assert len(errors) == len(found)
-    for (words, message), error in zip(found.items(), errors, strict=True):
-        assert message in error, words
 
 
 def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
