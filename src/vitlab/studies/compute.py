@@ -118,7 +118,8 @@ def describe_open_runs(plan: StudyPlan) -> str:
     """How many runs are unfinished, and about how long they take where that is known."""
     text = f"{len(plan.unfinished_runs)} of {len(plan.runs)} runs to train"
     with contextlib.suppress(UserError):  # an unknown number of images
-        text += f", {format_duration(3600 * study_compute(plan)['sum']['open_hours'])} of one {_unit(plan.scale)}"
+        hours = study_compute(plan)["sum"]["open_hours"]
+        text += f", about {format_duration(3600 * hours)} of one {_unit(plan.scale)}"
     return text if plan.scale == "tiny" else f"{text}; --scale tiny is a smoke test of minutes"
 
 
