@@ -71,10 +71,8 @@ def map_page() -> str:
             lines += [markdown(group.intro), ""]
         rows = [
             {
-                "part": f"{_anchor(part)}**{part.part}**",
-                "what": markdown(part.text),
-                "code": markdown(part.code),
-                "command": part.run,
+                "part": f"{_anchor(part)}**{part.part}**<br>{markdown(part.text)}",
+                "code and command": "<br>".join(filter(None, (markdown(part.code), part.run))),
                 "known here": markdown(part.known),
             }
             for part in group.parts

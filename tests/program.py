@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -29,3 +31,21 @@ def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     code, out, _ = call(capsys, *argv, "--json")
     assert code == 0
     return json.loads(out)
+
+
+def without_torch(commands: list[str], ends: tuple[str, ...]) -> list[str]:
+    """What the commands print on the standard error where torch cannot be imported. `ends`: as each of them may end."""
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': raise ImportError('no torch')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from vitlab.cli import main\n"
+        f"for words in {commands}:\n"
+        "    try: main(words.split())\n"
+        f"    except (ImportError, SystemExit) as error: assert str(error) in {ends}, (words, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return done.stderr.splitlines()

@@ -2,12 +2,13 @@
 
 import io
 import itertools
+import math
 import sys
 
 import pytest
 
 from vitlab import display
-from vitlab.display import ProgressDisplay, format_duration, format_rate, format_table
+from vitlab.display import ProgressDisplay, fit, format_duration, format_rate, format_table
 
 
 def test_tables_durations_and_rates() -> None:
@@ -15,8 +16,37 @@ def test_tables_durations_and_rates() -> None:
     assert format_table(rows) == "model     parameters\nViT-B/16  86,567,656\nR50"
     assert format_table(rows, markdown=True).splitlines()[:2] == ["| model | parameters |", "| --- | --: |"]
     assert format_table([]) == ""
-    assert [format_duration(seconds) for seconds in (3.4, 83, 3723)] == ["0:03", "1:23", "1:02:03"]
+    durations = {
+        3.4: "3 s",
+        119.4: "119 s",
+        119.6: "2:00 min",
+        3723: "62:03 min",
+        7199.6: "2:00 h",
+        math.inf: "unknown",
+    }
+    assert {seconds: format_duration(seconds) for seconds in durations} == durations
     assert [format_rate(rate) for rate in (1234.5, 56.4, 7.84)] == ["1,234", "56", "7.8"]
+
+
+def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optional columns go first, then texts are wrapped, then the last column goes below; addresses stay whole. Files
+    and pipes get whole lines."""
+    text = "several words that are wrapped"
+    row = {"name": "digits", "kind": "embedded", "about": text, "source": f"https://host/{'x' * 30}"}
+    whole = format_table([row], optional=["kind"])
+    assert [len(line.split()) for line in whole.splitlines()] == [4, 8]
+    for width, columns in ((70, ["name", "about", "source"]), (40, ["name", "about"])):
+        monkeypatch.setenv("COLUMNS", str(width))
+        head, *lines = format_table([row], optional=["kind"]).splitlines()
+        assert head.split() == columns
+        assert max(map(len, lines)) <= max(width, len(f"    {row['source']}"))
+        assert set(f"digits {text} {row['source']}".split()) <= set(" ".join(lines).split())
+        assert "embedded" not in " ".join(lines)
+    assert fit("size      of several words that are wrapped; `vitlab --help` lists all", sys.stdout).splitlines() == [
+        "size      of several words that are",
+        "          wrapped; `vitlab --help` lists",
+        "          all",
+    ]
 
 
 @pytest.fixture
@@ -34,7 +64,7 @@ def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) ->
             progress.update(done)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("reading: 30 of 300 images · ETA 0:")
+    assert lines[0].startswith("reading: 30 of 300 images · ETA ")
     with ProgressDisplay("study", 30, "points", done=10) as progress:
         progress.update(10, force=True)
         progress.update(20, force=True)
@@ -42,7 +72,7 @@ def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) ->
         progress.update(5, force=True)
         progress.say("nothing")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["study: 10 of 30 points", "study: 20 of 30 points · ETA 0:04"]
+    assert lines == ["study: 10 of 30 points", "study: 20 of 30 points · ETA 4 s"]
 
 
 def test_a_forced_line_and_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

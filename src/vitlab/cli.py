@@ -13,6 +13,7 @@ from typing import Any
 from vitlab import __version__
 from vitlab.commands import COMMANDS, command_type, discard
 from vitlab.commands.settings import parse_command
+from vitlab.display import fit
 from vitlab.errors import DISK_FULL, RunError, UserError, printable
 from vitlab.io import check_output
 from vitlab.ranks import is_rank_0, world_size
@@ -136,18 +137,18 @@ class _PrintableFormatter(logging.Formatter):
     """Escapes control characters in warnings, which may hold file names."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return fit(printable(super().format(record)), sys.stderr)
 
 
 def _print_message(text: str) -> None:
-    print(f"vitlab: {printable(text)}", file=sys.stderr)
+    print(fit(f"vitlab: {printable(text)}", sys.stderr), file=sys.stderr)
 
 
 def _print_error(text: str) -> None:
     """In red on a terminal, unless NO_COLOR is set."""
     colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    word = "\x1b[31merror:\x1b[0m" if colored else "error:"
-    print(f"vitlab: {word} {printable(text)}", file=sys.stderr)
+    message = fit(f"vitlab: error: {printable(text)}", sys.stderr)
+    print(message.replace("error:", "\x1b[31merror:\x1b[0m", 1) if colored else message, file=sys.stderr)
 
 
 def _exit_code(error: RuntimeError, command: Any) -> int:

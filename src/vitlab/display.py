@@ -1,19 +1,25 @@
 """What commands show on the standard error while they work, and how they print tables."""
 
+import functools
 import html
+import itertools
+import math
+import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from vitlab.errors import UserError, printable
 
 FIRST_LINE, NEXT_LINES = 5.0, 30.0
 """Without a terminal: seconds of silence before the first line of a progress display, and between the next ones."""
+NARROW = 16
+"""Texts in the columns of tables are not wrapped to fewer characters."""
+_wrap = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
 class ProgressDisplay:
@@ -22,7 +28,7 @@ class ProgressDisplay:
     A context manager. `total` counts `unit`, such as steps; `done` of them were done before. `quiet` shows nothing.
     """
 
-    _live: ClassVar[list[Progress]] = []
+    _live: ClassVar[list[Any]] = []
     """The bars on the terminal: at most one `Progress`; nested displays add their bar to it."""
 
     def __init__(
@@ -36,6 +42,9 @@ class ProgressDisplay:
         if self._live:
             self._bar = self._live[0]
         else:
+            from rich.console import Console  # slow to import
+            from rich.progress import BarColumn, Progress, TextColumn
+
             console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
             label_column = TextColumn("{task.description}", markup=False)
             columns = (label_column, BarColumn(), TextColumn("{task.fields[status]}", markup=False))
@@ -92,10 +101,32 @@ class ProgressDisplay:
 
 
 def format_duration(seconds: int | float) -> str:
-    """`1:02:03` or `2:03`."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    """`45 s`; from two minutes on `2:30 min`, from two hours on `2:05 h`; `unknown` where it is infinite."""
+    if seconds == math.inf:
+        return "unknown"
+    if (seconds := round(seconds)) < 120:
+        return f"{seconds} s"
+    whole, part = divmod(seconds if seconds < 7200 else round(seconds / 60), 60)
+    return f"{whole:,}:{part:02d} {'min' if seconds < 7200 else 'h'}"
+
+
+def screen_width(stream: Any) -> int | None:
+    """Columns of the terminal, or COLUMNS if it is set; None for files and pipes, whose lines stay whole."""
+    return shutil.get_terminal_size().columns if stream.isatty() or os.environ.get("COLUMNS") else None
+
+
+def fit(text: str, stream: Any) -> str:
+    """`text` wrapped to the width of the terminal: between words, but not in commands in backticks; in `name  text` the
+    text stays in its column."""
+    if (width := screen_width(stream)) is None:
+        return text
+    lines = []
+    for line in re.sub("`[^`\n]*`", lambda command: command[0].replace(" ", "\0"), text).split("\n"):
+        body = re.sub(rf"^ *(\S.{{,{width // 2}}}? {{2,}}(?=\S))?", "", line)
+        head = line.removesuffix(body)
+        wrapped = _wrap(body, width, initial_indent=head, subsequent_indent=" " * len(head))
+        lines += wrapped if len(line) > width else [line]
+    return "\n".join(lines).replace("\0", " ")
 
 
 def preformatted(text: str) -> str:
@@ -117,27 +148,49 @@ def format_rate(rate: int | float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False) -> str:
+def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False, optional: Sequence[str] = ()) -> str:
     """Rows of equal keys as a table with the keys on top: aligned text, or Markdown. Numbers are right-aligned.
 
     Integers get thousands separators; format other numbers before. None and False are empty, True is "yes".
+    On a terminal that is too narrow, columns that are `optional` are left out, then texts are wrapped between words,
+    then last columns go below their row.
     """
     if not rows:
         return ""
     names = list(rows[0])
-    right = [any(isinstance(row[name], (int, float)) for row in rows) for name in names]
-    cells = [names, *([_format_cell(row[name]) for name in names] for row in rows)]
+    right = {name for name in names if any(isinstance(row[name], (int, float)) for row in rows)}
+    cells = [{name: name for name in names}, *({name: _format_cell(row[name]) for name in names} for row in rows)]
     if markdown:
-        cells[1:1] = [["--:" if numeric else "---" for numeric in right]]
-        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if numeric else cell.ljust(width)
-            for cell, width, numeric in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in cells
-    )
+        cells[1:1] = [{name: "--:" if name in right else "---" for name in names}]
+        return "\n".join(f"| {' | '.join(line.values())} |" for line in cells)
+    width = screen_width(sys.stdout) or sys.maxsize
+    widths = _fit_columns(cells, optional, width)
+    below = [name for name in names if name not in widths and name not in optional]
+    lines = []
+    for row in cells:
+        parts = [[row[name]] if len(row[name]) <= size else _wrap(row[name], size) for name, size in widths.items()]
+        for line in itertools.zip_longest(*parts, fillvalue=""):
+            aligned = zip(widths.items(), line, strict=True)
+            padded = (cell.rjust(size) if name in right else cell.ljust(size) for (name, size), cell in aligned)
+            lines.append("  ".join(padded).rstrip())
+        notes = [f"{name}: {row[name]}" for name in below if row[name] and row is not cells[0]]
+        lines += _wrap(" · ".join(notes), width, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _fit_columns(cells: Sequence[dict[str, str]], optional: Sequence[str], width: int) -> dict[str, int]:
+    """The columns that fit side by side, and their widths."""
+    widths = {name: max(len(row[name]) for row in cells) for name in cells[0]}
+    words = {name: max(len(word) for row in cells for word in ["", *row[name].split()]) for name in cells[0]}
+    words = {name: max(size, *(min(len(row[name]), NARROW) for row in cells[1:])) for name, size in words.items()}
+    for name in optional:
+        if sum(widths.values()) + 2 * len(widths) - 2 > width:
+            widths.pop(name, None)
+    while sum(words[name] + 2 for name in widths) - 2 > width and len(widths) > 1:
+        widths.popitem()
+    while sum(widths.values()) + 2 * len(widths) - 2 > width and any(widths[name] > words[name] for name in widths):
+        widths[max(widths, key=lambda name: (widths[name] > words[name], widths[name]))] -= 1
+    return widths
 
 
 def _format_cell(value: Any) -> str:

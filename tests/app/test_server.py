@@ -161,7 +161,7 @@ def test_files_and_checkpoints_that_cannot_be_used_are_a_message(page: Page, fol
     )
     page.shows("#message [role=alert]", "letter.txt: not an image")
     page.drop(folder / "huge.png")
-    page.shows("#message [role=alert]", "more than 1 MB")
+    page.shows("#message [role=alert]", "more than 1 MiB")
     assert page.text("#result") == ""
     page.drop(folder / "photo.jpg")
     until(page.map)

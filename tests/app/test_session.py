@@ -154,7 +154,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"Dear all,\n", "not an image"),
         (bomb(50_000, 50_000), "more than the 89,478,485"),
         (png(np.zeros((20, 660, 3), np.uint8)), "660 x 20 pixels"),
-        (bytes(2**20 + 1), "more than 1 MB"),
+        (bytes(2**20 + 1), "more than 1 MiB"),
     ):
         monkeypatch.setattr(module, "MAX_BYTES", 2**20)
         with pytest.raises(ValueError, match=rf"a\.png.*{reason}"):

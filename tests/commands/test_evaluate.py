@@ -78,7 +78,7 @@ def predicted(count: int, end: BaseException | None = None) -> Any:
 
 
 def test_an_interrupted_table_keeps_what_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In place of an earlier table, which an error before the first image leaves alone."""
     Path("p.csv").write_text("old\n")
@@ -87,7 +87,7 @@ def test_an_interrupted_table_keeps_what_is_done(
     assert call(capsys, "predict", "nowhere", "a.png", "--csv", "new.csv")[0] == 2
     assert not Path("new.csv").exists()
     monkeypatch.setattr("vitlab.evaluation.predict.predict", predicted(3, KeyboardInterrupt()))
-    code, _, err = call(capsys, "predict", "any", "a.png", "--csv", "p.csv")
+    code, _, err = call(capsys, "predict", str(run), str(image), "--csv", "p.csv")
     assert code == 130
     assert "4 images were done and are in p.csv" in err
     head, broken, *rows = Path("p.csv").read_text().splitlines()
@@ -96,7 +96,9 @@ def test_an_interrupted_table_keeps_what_is_done(
     assert rows == [f"{number}.png,'=1+1,0.75,Übung,0.25,0," for number in range(3)]
 
 
-def test_a_table_is_completed_when_the_reader_of_the_output_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_completed_when_the_reader_of_the_output_ends(
+    run: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `| head -1`: rows are written as they come, and all of them."""
     monkeypatch.setattr("vitlab.evaluation.predict.predict", predicted(50))
     reader, writer = os.pipe()
@@ -104,7 +106,7 @@ def test_a_table_is_completed_when_the_reader_of_the_output_ends(monkeypatch: py
     with open(writer, "w") as closed, monkeypatch.context() as patch:  # noqa: PTH123
         patch.setattr("sys.stdout", closed)
         with pytest.raises(SystemExit) as ended:
-            main(["predict", "any", "a.png", "--csv", "p.csv"])
+            main(["predict", str(run), str(image), "--csv", "p.csv"])
     assert ended.value.code == 1  # of the broken image
     assert len(Path("p.csv").read_text().splitlines()) == 52
 

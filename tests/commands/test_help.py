@@ -46,6 +46,7 @@ def test_help_all_shows_what_help_hides(capsys: pytest.CaptureFixture[str]) -> N
     """The overview names every command; a recipe gives the defaults; a ResNet has settings of its own."""
     overview = help_text(capsys, "--help")
     assert all(re.search(rf"^  {name} +[A-Z]", overview, re.MULTILINE) for name in COMMANDS)
+    assert "..." not in overview
     usual, every = (help_text(capsys, "finetune", flag) for flag in ("--help", "--help-all"))
     for flag in ("--model.dropout", "--optim.beta1", "--data.pad", "--fewshot.shots", "--fsdp"):
         assert f"{flag} " not in usual

@@ -28,6 +28,9 @@ def test_commands_print_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["model", "ViT-B/16", "ViT-L/16"]
     assert "86,567,656" in out
+    monkeypatch.setenv("COLUMNS", "80")
+    for what in ("models", "studies", "recipes"):
+        assert max(map(len, call(capsys, "list", what)[1].splitlines())) <= 80
     monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
     monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
     assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}

@@ -148,5 +148,5 @@ def test_addresses(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImageError, match="404"):
         read_image(missing[1], missing[0])
     monkeypatch.setattr(module, "MAX_BYTES", 100)
-    with pytest.raises(ImageError, match="more than 0 MB"):
+    with pytest.raises(ImageError, match="more than 0 MiB"):
         read_image(image, name)

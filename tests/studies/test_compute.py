@@ -40,7 +40,7 @@ def test_every_point_and_their_sum(tmp_path: Path) -> None:
     assert second["sum"]["open_hours"] == pytest.approx(report["sum"]["hours"] - first["hours"])
     assert [row["finished"] for row in second["points"]] == [True, False, False]
     assert "3 runs: " in format_compute(second)
-    assert "hours of one core at 0.5 TFLOP/s" in format_compute(second)
+    assert " of one core at 0.5 TFLOP/s (" in format_compute(second)
 
 
 def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:

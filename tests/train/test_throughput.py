@@ -65,10 +65,10 @@ def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     record = "epoch 2.50 · loss 1.2346 · acc 50.0% · lr 3.00e-04 · 1,234 img/s · wait 3% · 0.12 TFLOP/s"
     assert stream.getvalue().splitlines() == [
         "train: resumed from [step-000000040]",
-        "train: step 0.1/200 · 2 img/s · ETA 3:19:55",
-        "train: step 0.6/200 · 2 img/s · ETA 3:19:25",
-        "train: step 1.1/200 · 2 img/s · ETA 3:18:55",
-        f"train: step 50/200 · {record} · ETA 1:02:03",
-        f"train: step 100/200 · {record} (MFU 41%) · ETA 1:02:03",
-        "train: step 100.5/200 · 1.5 img/s · ETA 2:12:40",
+        "train: step 0.1/200 · 2 img/s · ETA 3:20 h",
+        "train: step 0.6/200 · 2 img/s · ETA 3:19 h",
+        "train: step 1.1/200 · 2 img/s · ETA 3:19 h",
+        f"train: step 50/200 · {record} · ETA 62:03 min",
+        f"train: step 100/200 · {record} (MFU 41%) · ETA 62:03 min",
+        "train: step 100.5/200 · 1.5 img/s · ETA 2:13 h",
     ]

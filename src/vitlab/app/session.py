@@ -34,7 +34,7 @@ TOP = 5
 def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np.ndarray, "H W 3"]:
     """The decoded image. Raises UserError for a file that is too large, and for a long strip; ImageError for others."""
     if len(data) > MAX_BYTES:
-        raise UserError(f"{name} has more than {MAX_BYTES >> 20} MB; give a smaller one.")
+        raise UserError(f"{name} has more than {MAX_BYTES >> 20} MiB; give a smaller one.")
     image = decode_image(data, path=name, levels=levels)
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):
@@ -88,7 +88,7 @@ class Session:
         return self._loaded[name]
 
     def message(self, name: str = "", refusal: str = "") -> str:
-        formats = f"{', '.join(IMAGE_FORMATS)}, at most {MAX_BYTES >> 20} MB"
+        formats = f"{', '.join(IMAGE_FORMATS)}, at most {MAX_BYTES >> 20} MiB"
         return render("message.html.j2", name=name, refusal=refusal, formats=formats)
 
     def inspect(self, checkpoint: str, name: str, data: bytes) -> dict[str, str]:

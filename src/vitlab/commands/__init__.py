@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import tyro
 from tyro.conf import Positional
 
+from vitlab.display import fit
 from vitlab.errors import printable
 from vitlab.io import finite
 from vitlab.models.variant import Interpolation
@@ -54,8 +55,8 @@ def command_type(name: str) -> Any:
 def print_result(result: Any, as_json: bool, text: str, lines: bool = False) -> None:
     """Prints the result on the standard output of rank 0: as JSON (`lines`: on one line) or as `text`."""
     if is_rank_0():
-        as_text = json.dumps(finite(result), indent=None if lines else 1, default=str) if as_json else printable(text)
-        print(as_text, flush=True)
+        as_text = fit(printable(text), sys.stdout)
+        print(json.dumps(finite(result), indent=None if lines else 1, default=str) if as_json else as_text, flush=True)
 
 
 def discard(*streams: TextIO) -> None:
@@ -81,4 +82,4 @@ def read_names(sources: tuple[str, ...]) -> list[str]:
 def print_note(text: str) -> None:
     """Prints a line on the standard error of rank 0. Commands say what they begin before they import torch."""
     if is_rank_0():
-        print(f"vitlab: {printable(text)}", file=sys.stderr, flush=True)
+        print(fit(f"vitlab: {printable(text)}", sys.stderr), file=sys.stderr, flush=True)

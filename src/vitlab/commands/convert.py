@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, PositionInterpolation, print_note, print_result
+from vitlab.commands.check import check_inputs
 from vitlab.config.data import ReadConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
@@ -135,10 +136,11 @@ class Export:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.weights.export import export_checkpoint
-
+        check_inputs(self.checkpoint)
         if self.dynamic_size and self.no_dynamic_size:
             raise UserError("--dynamic-size and --no-dynamic-size exclude each other; leave out one.")
+        from vitlab.weights.export import export_checkpoint
+
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
         report = export_checkpoint(
             self.checkpoint,

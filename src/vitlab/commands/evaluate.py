@@ -10,6 +10,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import IMAGES, Checkpoint, Json, discard, print_note, print_result, read_names
+from vitlab.commands.check import check_inputs
 from vitlab.errors import UserError
 from vitlab.evaluation.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
@@ -40,6 +41,7 @@ class Evaluate:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, self.dataset, root=self.root)
         from vitlab.evaluation.accuracy import evaluate_checkpoint
         from vitlab.train.distributed import init_distributed
 
@@ -71,6 +73,7 @@ class Fewshot:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, *self.dataset, root=self.splits.root)
         from vitlab.evaluation.fewshot import fewshot_checkpoint, format_fewshot
         from vitlab.train.distributed import init_distributed
 
@@ -103,6 +106,7 @@ class Probe:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, self.dataset, root=self.splits.root)
         from vitlab.evaluation.probe import format_probe, probe_checkpoint
         from vitlab.train.distributed import init_distributed
 
@@ -135,6 +139,7 @@ class Features:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, self.dataset, root=self.root)
         from vitlab.evaluation.features import write_features
         from vitlab.train.distributed import init_distributed
 
@@ -164,6 +169,7 @@ class Predict:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, images=(images := read_names(self.sources)))
         from vitlab.evaluation.predict import predict, writing_table
 
         if self.csv is not None and self.csv.is_dir():
@@ -172,7 +178,7 @@ class Predict:
         options: dict[str, Any] = {"top": self.top, "reject_below": self.reject_below, "log": print_note}
         with contextlib.nullcontext() if self.csv is None else writing_table(self.csv) as write_row:
             try:
-                for prediction in predict(self.checkpoint, read_names(self.sources), self.options, **options):
+                for prediction in predict(self.checkpoint, images, self.options, **options):
                     if write_row:
                         write_row(prediction)
                     done += 1

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import itertools
 import pathlib
+import re
 import shutil
 import textwrap
 import types
@@ -72,8 +73,8 @@ def overview() -> str:
     for purpose, names in PURPOSES.items():
         lines += ["", f"{purpose}:"]
         for name in names:
-            text = textwrap.shorten(command_type(name).__doc__ or "", width - 14, placeholder=" ...")
-            lines.append(f"  {name:10}  {text}")
+            clause = re.split(r"[:;] |\. (?=[A-Z])|\.$", " ".join((command_type(name).__doc__ or "").split()))[0]
+            lines += textwrap.wrap(clause, width, initial_indent=f"  {name:10}  ", subsequent_indent=" " * 14)
     return "\n".join([*lines, "", "`vitlab COMMAND --help` shows a command's usual flags, --help-all every flag."])
 
 

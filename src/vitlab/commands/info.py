@@ -43,7 +43,8 @@ class List:
         if self.what not in LISTS:
             raise UserError(f"there is no list of {self.what!r}; {nearest(self.what, LISTS)}.")
         rows = LISTS[self.what](self.pattern, **({"root": self.root} if self.root else {}))
-        print_result(rows, self.json, format_table(rows) or f"no {self.what} match {self.pattern!r}")
+        table = format_table(rows, optional=("stride", "kind")) or f"no {self.what} match {self.pattern!r}"
+        print_result(rows, self.json, table)
         return 0
 
 

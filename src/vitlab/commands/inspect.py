@@ -18,6 +18,7 @@ from vitlab.commands import (
     print_result,
     read_names,
 )
+from vitlab.commands.check import check_inputs
 from vitlab.io import check_output
 
 
@@ -47,12 +48,13 @@ class Inspect:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint, images=(images := read_names(self.sources)))
         from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
 
         check_output(out := self.out or default_out(self.checkpoint))
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
         options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
-        result = inspect_checkpoint(self.checkpoint, read_names(self.sources), out, **options, log=print_note)
+        result = inspect_checkpoint(self.checkpoint, images, out, **options, log=print_note)
         print_result(result, self.json, as_text(result))
         return 1 if result["unreadable"] else 0
 
@@ -72,6 +74,7 @@ class App:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(None if Path(self.checkpoint).is_dir() else self.checkpoint)  # a folder may hold several
         from vitlab.app import launch
 
         def announce(url: str) -> None:
@@ -104,6 +107,8 @@ class Duplicates:
 
     def run(self) -> int:
         print_note(f"reading {self.train} and {self.test} ...")
+        check_inputs(None, self.train, root=self.train_root)
+        check_inputs(None, self.test, root=self.test_root)
         from vitlab.inspection.duplicates import SplitSpec, as_text, duplicates
 
         result = duplicates(

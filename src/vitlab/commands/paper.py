@@ -20,7 +20,8 @@ class Paper:
         Positional[str | None],
         tyro.conf.arg(
             metavar="CHECKPOINT",
-            help=f"For equations and for figures of a model (6, 7, 10, 11, 14). {CHECKPOINTS} Default: a small ViT.",
+            help=f"For equations and for figures of a model (6, 7, 10, 11, 14). {CHECKPOINTS} Default: a small ViT, "
+            "also where images are given alone.",
         ),
     ] = None
     images: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...", help=IMAGES)] = ()
@@ -30,6 +31,8 @@ class Paper:
     json: Json = False
 
     def run(self) -> int:
+        from vitlab.commands.check import check_inputs
+        from vitlab.data.decode import IMAGE_SUFFIXES
         from vitlab.paper.parts import find_parts, read_groups
 
         if not self.part:
@@ -40,10 +43,14 @@ class Paper:
             return 0
         key = find_parts(self.part)[0].key
         print_note(f"showing {key} ...")
+        checkpoint, images = self.checkpoint, self.images
+        if checkpoint and ("://" in checkpoint or Path(checkpoint).suffix.lower() in IMAGE_SUFFIXES):
+            checkpoint, images = None, (checkpoint, *images)
+        check_inputs(checkpoint, images=images)
         from vitlab.paper.figures import Request
         from vitlab.paper.show import show
 
-        request = Request(self.checkpoint, self.images, self.out, self.device, log=print_note)
+        request = Request(checkpoint, images, self.out, self.device, log=print_note)
         shown = show(key, request)
         print_result(shown.as_dict(), self.json, shown.as_text())
         return 0

@@ -130,9 +130,10 @@ class Bench:
         result = bench(self.models or FIGURE_12, self.options, self.out)
         rows = table(result)
         note = "ceiling: TFLOP/s of the products alone" if rows else "nothing could be measured"
+        shown = format_table(rows, optional=("quartiles", "of ceiling"))
         files = f"figure: {self.out / 'bench.png'} · result: {self.out / 'bench.json'}"
         skipped = skipped_rows(result)
-        print_result(result, self.json, "\n".join([format_table(rows), note, *skipped, files]))
+        print_result(result, self.json, "\n".join([shown, note, *skipped, files]))
         return 1 if skipped else 0
 
 

@@ -9,9 +9,11 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import CHECKPOINTS, Checkpoint, Device, Json, PositionInterpolation, print_note, print_result
+from vitlab.commands.check import check_inputs
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import parse_duration
 from vitlab.errors import UserError
+from vitlab.recipes import FINETUNE
 from vitlab.weights.recommended import DEFAULT
 
 
@@ -53,12 +55,13 @@ class Pretrain:
     def run(self) -> int:
         started = time.monotonic()
         print_note(f"reading {self.config.data.name} ...")
+        budget = None if self.budget is None else parse_duration(self.budget)
+        check_inputs(None, self.config.data.name, root=self.config.data.root)
         from vitlab.runs.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            budget = None if self.budget is None else parse_duration(self.budget)
             options: dict[str, Any] = {"budget": budget, "started": started, "log": print_note}
             run = pretrain(self.config, workdir, device=self.device, world=world, **options)
         print_result(run.result, self.json, run.summary(workdir))
@@ -94,16 +97,18 @@ class Finetune:
     def run(self) -> int:
         started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
-        from vitlab.recipes import FINETUNE
-        from vitlab.train.distributed import init_distributed
-
+        budget = None if self.budget is None else parse_duration(self.budget)
         name = self.config.data.name
+        known = self.checkpoint if name or ":" not in self.checkpoint else None  # nothing is downloaded without a name
+        check_inputs(known, name, root=self.config.data.root)
         if not name:
             raise UserError(
                 f"the recipe {self.recipe} is for any images; give --dataset folder:PATH, csv:PATH, shards:PATH, "
                 f"hub:OWNER/NAME or a name of `vitlab list datasets`, or a --recipe with a data set, such as cifar10."
             )
+        from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
+        from vitlab.train.distributed import init_distributed
+
         any_images = not FINETUNE[self.recipe]().data.name
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
@@ -114,7 +119,7 @@ class Finetune:
                 image_size=self.image_size,
                 interpolation=self.interpolation,
                 open_settings=self.open_settings,
-                budget=None if self.budget is None else parse_duration(self.budget),
+                budget=budget,
                 started=started,
                 device=self.device,
                 log=print_note,
@@ -147,6 +152,7 @@ class Vtab:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
+        check_inputs(self.checkpoint)
         from vitlab.runs.vtab import vtab
         from vitlab.studies.vtab_table import as_table, draw
         from vitlab.train.distributed import init_distributed

@@ -17,7 +17,7 @@ import torch
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.measure import time_interleaved
 from vitlab.cost.step import training_step
-from vitlab.display import format_table
+from vitlab.display import format_duration, format_table
 from vitlab.errors import UserError
 from vitlab.recipes import pretrain
 from vitlab.recipes.rules import bit_hyperrule
@@ -307,13 +307,13 @@ def format_estimate(cost: Estimate) -> str:
         f"{model.forward_macs / 1e9:.4g} billion multiply-accumulates per image",
         "length": f"{cost.steps:,} steps of {cost.batch_size:,}{length}",
         "compute": f"{_four_digits(cost.exaflops)} exaFLOPs of training, as Table 6 counts",
-        "time": f"{_four_digits(cost.hours)} hours ({cost.hours / 24:.3g} days) of {cost.count} {cost.device} at "
+        "time": f"{format_duration(3600 * cost.hours)} ({cost.hours / 24:.3g} days) of {cost.count} {cost.device} at "
         f"{cost.tflops:.3g} TFLOP/s each ({of_peak}{cost.mfu_source}); {_four_digits(cost.device_hours)} device-hours",
         "TPUv3": f"{_four_digits(paper.days)} core-days, estimated at {paper.tflops:.1f} TFLOP/s, the mean of Table 2"
         + printed,
         "data": f"{_four_digits(cost.images_per_s)} images/s; {_four_digits(cost.bytes_per_s / 1e6)} MB/s at "
         f"{cost.image_kb:g} kB per image",
-        "checkpoint": f"{_four_digits(cost.checkpoint_bytes / 1e6)} MB",
+        "checkpoint": f"{_four_digits(cost.checkpoint_bytes / 2**20)} MiB",
     }
     recomputed = ", blocks recomputed" if rank.activation_checkpointing else ""
     header = (
@@ -324,7 +324,7 @@ def format_estimate(cost: Estimate) -> str:
     notes = []
     for strategy, memory in rank.memory.items():
         sizes = {**memory.parts, "total": memory.total, "available": rank.memory_bytes}
-        rows.append({"MB": strategy} | {name: f"{size / 1e6:,.1f}" for name, size in sizes.items()})
+        rows.append({"MiB": strategy} | {name: f"{size / 2**20:,.1f}" for name, size in sizes.items()})
         if not memory.fits:
             most = memory.microbatch_that_fits
             note = f"--microbatch {most} would fit" if most else "one image at once does not fit"

@@ -266,7 +266,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def summary_as_text(result: dict[str, Any]) -> str:
     """A `summary` in a few lines, for people."""
     lines = [
-        f"{split}: {part['images']:,} images in {part['shards']} shards, {part['bytes'] / 1e6:,.1f} MB"
+        f"{split}: {part['images']:,} images in {part['shards']} shards, {part['bytes'] / 2**20:,.1f} MiB"
         + (f"; {part['unreadable']} could not be read" if part["unreadable"] else "")
         for split, part in result["splits"].items()
     ]

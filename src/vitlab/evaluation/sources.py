@@ -146,5 +146,5 @@ def _download(url: str) -> bytes:
     except UserError as error:
         raise ImageError(url, str(error)) from error
     if len(data) > MAX_BYTES:
-        raise ImageError(url, f"more than {MAX_BYTES >> 20} MB")
+        raise ImageError(url, f"more than {MAX_BYTES >> 20} MiB")
     return data

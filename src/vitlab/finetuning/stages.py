@@ -115,14 +115,10 @@ class Plan:
             ("model", f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}"),
             ("data", f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes"),
             ("speed", self.cost.step.describe()),
-            *((name, f"{_duration(seconds):>7}  {what}") for name, seconds, what in self.stages if seconds >= 0.5),
-            ("total", f"{_duration(self.seconds):>7}"),
+            *((name, f"{format_duration(time):>9}  {what}") for name, time, what in self.stages if time >= 0.5),
+            ("total", f"{format_duration(self.seconds):>9}"),
         ]
         return "\n".join(f"  {name:7} {text}" for name, text in rows)
-
-
-def _duration(seconds: float) -> str:
-    return format_duration(seconds) if seconds < math.inf else "unknown"
 
 
 def head_images(config: FinetuneConfig, count: int, classes: int) -> int:

@@ -67,6 +67,8 @@ def show(name: str, request: Request) -> Shown:
     if request.checkpoint and not takes_model:
         others = ", ".join([*SECTIONS, *EQUATIONS, *OF_A_MODEL])
         raise UserError(f"{key} shows no model; leave {request.checkpoint} out. A CHECKPOINT is for {others}.")
+    if request.images and not takes_model and key != "fig1":
+        raise UserError(f"{key} shows no image; leave {request.images[0]} out.")
     if key in EQUATIONS:
         return Shown(parts, equation_text(key, request))
     if key in PAPER_TABLES:

@@ -13,7 +13,7 @@ import torch
 
 from vitlab.config import DataConfig
 from vitlab.data.registry import DATASETS
-from vitlab.display import format_table
+from vitlab.display import format_duration, format_table
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.runner import StudyPlan
@@ -107,10 +107,10 @@ def format_compute(report: Mapping[str, Any]) -> str:
         for row in report["points"]
     ]
     total = report["sum"]
+    whole, still = (format_duration(3600 * total[name]) for name in ("hours", "open_hours"))
     return (
         f"{format_table(rows)}\n{total['points']} runs: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
-        f"of training, {total['hours']:.3g} hours of one {_unit(report['scale'])} at {report['tflops']:g} TFLOP/s "
-        f"({total['open_hours']:.3g} of them still to do)"
+        f"of training, {whole} of one {_unit(report['scale'])} at {report['tflops']:g} TFLOP/s ({still} still to do)"
     )
 
 
@@ -118,7 +118,8 @@ def describe_open_runs(plan: StudyPlan) -> str:
     """How many runs are unfinished, and about how long they take where that is known."""
     text = f"{len(plan.unfinished_runs)} of {len(plan.runs)} runs to train"
     with contextlib.suppress(UserError):  # an unknown number of images
-        text += f", about {study_compute(plan)['sum']['open_hours']:.1f} hours of one {_unit(plan.scale)}"
+        hours = study_compute(plan)["sum"]["open_hours"]
+        text += f", about {format_duration(3600 * hours)} of one {_unit(plan.scale)}"
     return text if plan.scale == "tiny" else f"{text}; --scale tiny is a smoke test of minutes"
 
 
@@ -141,8 +142,8 @@ def fit_study(study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, w
             return plan
     minutes = math.ceil((seconds / PLANNED_FRACTION + clock.seconds - clock.left()) / 60)
     raise UserError(
-        f"{study.name} takes {minutes} minutes or more here, with two seeds and a {DIVISORS[-1]}th of the steps; give "
-        f"--budget {minutes}m, or --scale tiny, a smoke test."
+        f"{study.name} takes {format_duration(60 * minutes)} or more here, with two seeds and a {DIVISORS[-1]}th of "
+        f"the steps; give --budget {minutes}m, or --scale tiny, a smoke test."
     )
 
 

@@ -26,6 +26,7 @@ READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, a .safetensors of a ViT, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
+FOR_DATA = "Images come after the checkpoint, a data set as --dataset folder:PATH or csv:PATH."
 DOWNLOADED = (
     *("config.json", "preprocessor_config.json", "processor_config.json", OPEN_CLIP_CONFIG),
     *("*.safetensors.index.json", "*.safetensors", "*.npz"),
@@ -55,7 +56,7 @@ def _find_file(path: Path) -> tuple[Format, Path]:
         return _find_in_folder(path.parent)
     if path.suffix == ".safetensors" or is_safetensors:
         return "timm", path
-    raise UserError(f"{path} is not a checkpoint, or is corrupt; give {READABLE}.")
+    raise UserError(f"{path} is not a checkpoint, or is corrupt; give {READABLE}. {FOR_DATA}")
 
 
 def is_pickle(path: Path) -> bool:
@@ -101,7 +102,7 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
     if "config.json" not in names:
         if len(bare) == 1:
             return "timm", bare[0]
-        raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
+        raise UserError(f"{folder} holds no checkpoint; give {READABLE}. {FOR_DATA}")
     return format_of_config(folder / "config.json"), folder
 
 
