@@ -12,6 +12,7 @@ from matplotlib.text import Annotation
 
 from vitlab.inspection import figures, plots
 from vitlab.panels import Panel, Series
+from vitlab.studies.scaling import paper_panel
 
 SIZES = [600, 1800, 6000, 18000, 60000]
 FAMILIES = ("ViT-Ti/4", "ViT-S/4", "ResNet-10", "ResNet-18", "R+ViT-Ti/4")
@@ -92,8 +93,9 @@ def test_the_front_is_a_staircase() -> None:
     assert (np.diff(points[:, 1]) > 0).all()
 
 
-def test_no_note_covers_a_point_or_another_note() -> None:
-    figure = plots.panels([SCALING] * 2)
+@pytest.mark.parametrize(("panel", "count"), [(SCALING, 2), (paper_panel(), 3), (paper_panel(), 4)])
+def test_no_note_covers_a_point_or_another_note(panel: Panel, count: int) -> None:
+    figure = plots.panels([panel] * count)
     renderer, axes = FigureCanvasAgg(figure).get_renderer(), figure.axes[0]
     figure.draw_without_rendering()  # lays it out
     notes = {}
@@ -101,10 +103,10 @@ def test_no_note_covers_a_point_or_another_note() -> None:
         assert isinstance(text, Annotation)
         if text.get_text():
             notes[text.get_text()] = text.get_window_extent(renderer).extents
-    assert set(notes) == {note for series in COSTS for note in series.notes if note}
+    assert set(notes) == {note for series in panel.series for note in series.notes if note}
     for one, other in combinations(notes.values(), 2):
         assert one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
-    for series in COSTS:
+    for series in panel.series:
         for x, y, note in zip(series.x, series.y, series.notes, strict=True):
             x, y = axes.transData.transform((x, y))
             assert not any(left < x < right and bottom < y < top for left, bottom, right, top in notes.values())
