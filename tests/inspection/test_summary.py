@@ -70,7 +70,8 @@ def test_whether_it_was_fine_tuned(
     run: Path, tmp_path: Path, result: dict[str, Any], plan: list[str], expected: str
 ) -> None:
     """Of a job, which stands in the folder above its runs."""
-    shutil.copytree(run, tmp_path / "linear")
+    folder = tmp_path / result.get("chosen", "linear")
+    shutil.copytree(run, folder)
     includes = ["left out: fine-tuning after the least-squares head; --budget 5m includes it"]
     files = {
         "config.json": {"reasons": [["runs", 0, "the time budget"]]},
@@ -79,7 +80,7 @@ def test_whether_it_was_fine_tuned(
     }
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    verdict = summarize(Run.read(tmp_path / "linear"), tmp_path).verdict
+    verdict = summarize(Run.read(folder), tmp_path).verdict
     assert expected in verdict
     assert ("`--budget 5m`" in verdict) == (expected == "would")
 

@@ -48,7 +48,7 @@ def summarize(run: Run, checkpoint: str | Path) -> Summary:
     }
     if command := (_read(run.job / RUNTIME) or _read(run.folder / RUNTIME)).get("command"):
         facts["Command"] = f"`{command}`"
-    sentences = [_describe_test(run), _describe_finetuning(run.job), _most_confused(run.test)]
+    sentences = [_describe_test(run), _describe_finetuning(run), _most_confused(run.test)]
     return Summary(f"{run.dataset}: {classes}", " ".join(filter(None, sentences)), facts)
 
 
@@ -63,11 +63,11 @@ def _describe_test(run: Run) -> str:
     return text + few * (high - low > MAX_INTERVAL)
 
 
-def _describe_finetuning(job: Path) -> str:
-    """Of a job with a least-squares head: whether that is the model, and why; else empty."""
-    result = _read(job / "result.json")
+def _describe_finetuning(run: Run) -> str:
+    """Of the result of a job with a least-squares head: whether it is this head, and why; else empty."""
+    job, result = run.job, _read(run.job / "result.json")
     linear = result.get("linear")
-    if "chosen" not in result:
+    if result.get("chosen") != run.folder.name:
         return ""
     if result["chosen"] != "linear":
         metric = "mean_average_precision" if linear and "mean_average_precision" in linear else "accuracy"
