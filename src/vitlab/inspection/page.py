@@ -33,7 +33,7 @@ def script_hash(script: str) -> str:
 
 def mark_code(text: str) -> Markup:
     """The text, escaped, with what is in backticks as code."""
-    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", escape(printable(text))))
+    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(printable(text)))))
 
 
 ENVIRONMENT = jinja2.Environment(

@@ -21,7 +21,7 @@ FRONT = "Pareto front"
 MARKERS = "osD^vPX*"
 WIDTHS, HEIGHT = {1: 500, 2: 405, 3: 345}, 310
 """Width of a panel in CSS pixels, by the number of panels in a row; its height."""
-CORNERS = ((1, 1), (-1, 1), (1, -1), (-1, -1))
+CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 """Of a point, where a note may be, as signs of x and y; the first is preferred."""
 CHARACTER, TITLE_CHARACTER = 6.5, 8.2
 """Approximate width of a character of small print and of a title, in CSS pixels."""
@@ -93,24 +93,30 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: int) -> None:
-    """Writes each note at the corner of its point where it covers the fewest points and notes."""
+    """Writes each note at the corner of its point where it covers least of points, notes and the front."""
     if not any(series.notes for series in panel.series):
         return
     size = np.array([width, HEIGHT - 80])
     points = [point for series in panel.series for point in zip(series.x, series.y, strict=True)]
-    centers = (axes.transData - axes.transAxes).transform(points) * size
+    to_axes = axes.transData - axes.transAxes
+    centers, stairs = to_axes.transform(points) * size, np.empty((0, 2))
+    if panel.front and (best := front(points)):
+        corners = (to_axes.transform(best) * size).repeat(2, axis=0)
+        corners = np.stack([corners[1:, 0], corners[:-1, 1]], axis=1)
+        stairs = np.linspace(corners[:-1], corners[1:], 30).reshape(-1, 2)
     notes = [(note, series.name) for series in panel.series for note in series.notes or [""] * len(series.x)]
     covered = [*centers]
     for (note, name), point, center in zip(notes, points, centers, strict=True):
         if not note:
             continue
-        half = np.array([CHARACTER * len(note) / 2, CHARACTER])
+        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])
         middles = [center + np.array(corner) * (half + 4) for corner in CORNERS]
         inside = [(np.abs(middle - size / 2) <= size / 2 - half).all() for middle in middles]
         hits = [sum((np.abs(middle - other) < half + 4).all() for other in covered) for middle in middles]
-        best = int(np.argmin(np.array(hits) - inside))
-        right, up = CORNERS[best]
-        covered += [middles[best] + np.array([shift * half[0], 0]) for shift in (-0.7, 0, 0.7)]
+        crossed = [(np.abs(middle - stairs) < half).all(axis=1).any() for middle in middles]
+        chosen = int(np.argmin(np.array(hits) + crossed - inside))
+        right, up = CORNERS[chosen]
+        covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]
         align = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
         offset, color = (4 * right, 3 * up), handles[name].get_color()
         axes.annotate(note, point, offset, textcoords="offset points", color=color, size=8.5, zorder=4, **align)
