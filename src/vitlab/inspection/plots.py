@@ -117,9 +117,9 @@ def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: in
         chosen = int(np.argmin(np.array(hits) + crossed - inside))
         right, up = CORNERS[chosen]
         covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]
-        align = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
-        offset, color = (4 * right, 3 * up), handles[name].get_color()
-        axes.annotate(note, point, offset, textcoords="offset points", color=color, size=8.5, zorder=4, **align)
+        style: dict[str, Any] = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
+        style |= {"color": handles[name].get_color(), "size": 8.5, "zorder": 4}
+        axes.annotate(note, point, (4 * right, 3 * up), textcoords="offset points", **style)
 
 
 def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float, float]]:
