@@ -31,7 +31,7 @@ def fig12() -> dict[str, Any]:
     for model in dict.fromkeys(row["model"] for row in rows):
         points = sorted((row["image_size"], speed(row)) for row in rows if row["model"] == model)
         series.append(Series(model, *zip(*points, strict=True)))
-    panel = Panel("Inference on one core", "image size", "images/s", series, log_y=True, percent=False)
+    panel = Panel("Inference on one core", "image size (pixels)", "images/s", series, log_y=True, percent=False)
     return {"source": "benchmarks/results/fig12_cpu.json", "panels": [asdict(panel)]}
 
 

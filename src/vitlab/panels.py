@@ -14,7 +14,7 @@ class Series:
     y: Sequence[float | int]
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
-    """Text next to each point: above those of the first series, below those of the others. For a few points."""
+    """Text next to each point, or empty; as many as points. For a few of them."""
 
 
 @dataclass(frozen=True)

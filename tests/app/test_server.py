@@ -154,6 +154,15 @@ def test_an_image_and_its_maps_are_shown_without_a_network(page: Page, folder: P
     assert page.errors() == []
 
 
+def test_an_example_is_shown_at_a_click(page: Page) -> None:
+    page.all(".examples button")[0].click()
+    until(page.map)
+    page.shows("#message", "flower.jpg")
+    assert "640 × 427 pixels" in page.text("#result")
+    assert page.requested_hosts() <= {HOST, "data", "blob"}
+    assert page.errors() == []
+
+
 def test_files_and_checkpoints_that_cannot_be_used_are_a_message(page: Page, folder: Path) -> None:
     page.browser.execute_script(  # dropped anywhere
         "const data = new DataTransfer(); data.items.add(new File(['Dear all'], 'letter.txt'));"

@@ -96,7 +96,7 @@ def test_the_head_alone(
     assert (done.result["left_out"], done.result["chosen"], done.result["sweep"]) == (["fine-tuning"], "linear", [])
     assert "fine-tuning" in done.summary()
     left_out = "Left out, since the machine was slower than planned: fine-tuning."
-    assert left_out in describe_choices(tmp_path / "out" / "linear")
+    assert left_out in describe_choices(tmp_path / "out")
     assert done.result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
 
 

@@ -38,6 +38,13 @@ def test_text_is_escaped_in_elements_and_attributes() -> None:
     assert check(page("duplicates.html.j2", EVIL, EVIL, **context)).words.count(EVIL) == 2 + 1 + 2 + 2
 
 
+def test_what_is_in_backticks_is_code() -> None:
+    text = page("duplicates.html.j2", "T", f"`a {EVIL}` & b", {"F": "`c` `d"}, **EMPTY, unreadable_rows=())
+    markup = check(text)
+    assert len(markup.all("code")) == 2
+    assert f"a {EVIL} & b" in markup.words
+
+
 def test_macros() -> None:
     body = MACROS + (
         '{{ paragraphs("One.\n\nTwo.") }}{{ numbers({"n": "5"}) }}{{ images([small]) }}{{ images([wide]) }}'

@@ -50,7 +50,7 @@ def section(name: str = "Pre-training", **other: Any) -> RunSection:
     records.append({"step": 9, "eval_accuracy": 0.75, "eval_loss": float("nan")})
     values: dict[str, Any] = {
         "explanation": f"What was done.\n\nA second paragraph, with {EVIL}.",
-        "numbers": {"Test accuracy": "87.5 %", EVIL: "<b>"},
+        "numbers": {"Test accuracy": "87.5%", EVIL: "<b>"},
         "records": records,
         "classes": ["cat", EVIL, "a rather long name of a class"],
         "confusion": np.array([[5, 2, 0], [0, 7, 0], [1, 0, 9]]),
@@ -59,7 +59,7 @@ def section(name: str = "Pre-training", **other: Any) -> RunSection:
             {"class": EVIL, "images": 9, "recall": 0.125, "precision": 1.0},
             {"class": "absent", "images": 0, "recall": None, "precision": None},
         ],
-        "calibration": [np.array([0, 6, 18]), np.array([np.nan, 0.5, 1]), np.array([np.nan, 0.6, 0.9])],
+        "calibration": [np.array([0, 60, 180]), np.array([np.nan, 0.5, 1]), np.array([np.nan, 0.6, 0.9])],
         "mistakes": [figures.PageImage(figures.encode(photograph((8, 8))), f"An image of {EVIL}.", 96, EVIL)],
         "attention": figures.pairs(random_capture(SMALL, 1), [photograph((32, 32))])[0],
         "embedding_figures": [FILTERS, POSITIONS],
@@ -81,14 +81,14 @@ def test_the_page_of_a_training(text: str) -> None:
     assert "<script" not in text
     assert "<b>" not in text
     assert markup.words.count(EVIL) >= 4
-    for words in ("Digits & more", "87.5 %", "21 of 24", "28.6%"):
+    for words in ("Digits & more", "87.5%", "21 of 24", "28.6%"):
         assert words in markup.words
     assert "absent" not in markup.words
     assert markup.words.index("12.5%") < markup.words.index("75.0%"), "the worst class comes first"
     alts = [image["alt"] for image in markup.all("img")]
     assert len(alts) == 1 + 1 + 1 + 1 + 1 + 2
     assert any("loss ends at 0.125, eval accuracy ends at 0.75" in alt for alt in alts)
-    assert any("50% at a mean confidence of 60% (6 images)" in alt for alt in alts)
+    assert any("50.0% at a mean confidence of 60.0% (60 images)" in alt for alt in alts)
 
     def mistakes(markup: Page) -> str:
         return markup.words.partition("Wrong predictions")[2].partition("Attention of")[0]
@@ -99,6 +99,8 @@ def test_the_page_of_a_training(text: str) -> None:
 
 def test_sections_of_few_parts_and_of_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without mistakes; with classes without images; too many for a drawing, where the confusions are still listed."""
+    few = section(calibration=[np.array([9]), np.array([1.0]), np.array([1.0])])
+    assert "9 test images are too few" in Page(training_page("T", "L", [few])).words
     bare = Page(training_page("T", "L", [RunSection("N", "E", {})]))
     assert not bare.all("img", "table", "dl", "h3")
     perfect = RunSection("N", "E", {}, classes=["a", "b"], confusion=np.eye(2, dtype=np.int64), mistakes=[])

@@ -47,8 +47,8 @@ def test_the_most_confident_mistakes_come_first(run: Path) -> None:
     confidences = np.linspace(0, 1, len(read.test.labels), dtype=np.float32)
     mistakes = run_section(replace(read, test=replace(read.test, confidences=confidences))).mistakes
     assert mistakes is not None
-    shown = [int(re.findall(r"(\d+)% sure", image.caption)[0]) for image in mistakes]
-    assert shown == [round(100 * c) for c in sorted(confidences[~read.test.correct].tolist(), reverse=True)[:24]]
+    shown = [re.findall(r"([\d.]+%) sure", image.caption)[0] for image in mistakes]
+    assert shown == [f"{c:.1%}" for c in sorted(confidences[~read.test.correct].tolist(), reverse=True)[:24]]
 
 
 def test_mistakes_beside_their_attention(run: Path) -> None:
@@ -79,7 +79,7 @@ def test_near_duplicates_of_the_test(folder_run: Path) -> None:
     result = json.loads((folder_run / "result.json").read_text())
     (folder_run / "result.json").write_text(json.dumps(result | {"unreadable": [{"path": "a", "reason": "b"}]}))
     section = data_section(Run.read(folder_run))
-    assert section.numbers["Test images with a duplicate"] == "1 of 6 (16.67%)"
+    assert section.numbers["Test images with a duplicate"] == "1 of 6 (16.7%)"
     assert section.numbers["Pairs with conflicting labels"] == "1"
     assert "train/bright/copy.png" in section.pairs[0].caption
     assert section.unreadable == [("a", "b")]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from vitlab.app.session import MAX_BYTES, Session
+from vitlab.app.session import MAX_BYTES, Session, read_examples
 from vitlab.errors import UserError
 from vitlab.inspection.page import page
 
@@ -22,8 +22,8 @@ PORTS = range(7860, 7960)
 UPLOAD_SECONDS = 120
 """Seconds for a whole request, with its image; a slower one is dropped."""
 LEAD = (
-    "A Vision Transformer cuts an image into patches and lets each attend to all others. This page shows its "
-    "predictions, and the attention behind them. Nothing leaves this computer."
+    "Choose an image to see what the model predicts for it, and which of its patches the prediction attends to. "
+    "Nothing leaves this computer."
 )
 
 
@@ -94,7 +94,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         session = self.server.session
         context = {"names": list(session.paths), "message": session.message(), "max_bytes": MAX_BYTES}
-        text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
+        context["examples"] = read_examples()
+        text = page(
+            "app.html.j2", "Predictions and attention", LEAD, scripts=("viewer.js", "app.js"), app=True, **context
+        )
         self._send(200, "text/html; charset=utf-8", text.encode())
 
     def do_POST(self) -> None:

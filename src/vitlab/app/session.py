@@ -1,6 +1,7 @@
 """What the page shows of an image and a checkpoint."""
 
 import threading
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,13 @@ def read_image(data: bytes, name: str, levels: Levels | None = None) -> UInt8[np
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise UserError(f"{name} is a strip of {width} x {height} pixels, longer than {MAX_ASPECT} to 1; crop it.")
     return image
+
+
+def read_examples() -> dict[str, bytes]:
+    """Name -> file of the photos that come with scikit-learn."""
+    from sklearn.datasets import images
+
+    return {name: (files(images) / name).read_bytes() for name in ("flower.jpg", "china.jpg")}
 
 
 def find_checkpoints(path: str | Path) -> dict[str, str]:

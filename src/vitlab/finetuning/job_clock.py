@@ -7,7 +7,7 @@ interrupted job decides the same again.
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class JobClock:
     world: World = SINGLE
     decisions: dict[str, bool] = field(default_factory=dict)
     """Part -> whether it fitted."""
+    notes: Sequence[str] = ()
+    """What the plan leaves out, and the budget that includes it."""
     _folder: Workdir | None = None
 
     @property
@@ -65,6 +67,7 @@ class JobClock:
         self._folder = folder
         saved = self.world.broadcast_object(lambda: _read(folder.path / PLAN))
         self.decisions = dict(saved.get("decisions", {}))
+        self.notes = saved.get("left_out", self.notes)
         if "seconds_left" in saved:
             self.clock.restore(saved["seconds_left"])
         self._save()
@@ -112,7 +115,7 @@ class JobClock:
         if self._folder is None or not self._folder.writes or self.plan is None or self.clock is None:
             return
         stages = [{"stage": name, "seconds": seconds, "what": what} for name, seconds, what in self.plan.stages]
-        record = {"budget": self.clock.seconds, "stages": stages, "decisions": self.decisions}
+        record = {"budget": self.clock.seconds, "stages": stages, "decisions": self.decisions, "left_out": self.notes}
         write_json(self._folder.path / PLAN, record | {"seconds_left": self.clock.left()})
 
 

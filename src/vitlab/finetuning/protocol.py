@@ -202,7 +202,9 @@ def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: C
     if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
         job.log("this takes longer than --budget; Ctrl-C stops it")
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
-    return dataclasses.replace(job, context=context, clock=JobClock(plan, clock, world))
+    return dataclasses.replace(
+        job, context=context, clock=JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
+    )
 
 
 def _cached_measure(job: FinetuneJob) -> Measure:

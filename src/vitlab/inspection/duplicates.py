@@ -175,7 +175,7 @@ def format_counts(result: dict[str, Any]) -> dict[str, str]:
     blank = result["train"]["flat"] + result["test"]["flat"]
     copied, tested = result["test_images"], result["test"]["images"]
     return {
-        "Test images with a duplicate": f"{copied:,} of {tested:,} ({copied / tested:.2%})",
+        "Test images with a duplicate": f"{copied:,} of {tested:,} ({copied / tested:.1%})",
         "Training images to leave out": f"{result['train_images']:,} of {result['train']['images']:,}",
         "Pairs": f"{result['pairs']:,}",
         "Mirrored pairs": f"{result['mirrored_pairs']:,}",

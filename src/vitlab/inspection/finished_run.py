@@ -97,9 +97,21 @@ class Run:
         return {row: to_pixels(transform.apply([image]))[0] for row, image in self.images(rows).items()}
 
     @property
+    def job(self) -> Path:
+        """The folder of the fine-tuning job that the run is of; else its own."""
+        is_part = self.folder.name == "linear" or self.folder.name.startswith("run-")
+        return self.folder.parent if is_part and (self.folder.parent / "config.json").is_file() else self.folder
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set; of a path the last part."""
+        name = self.metadata["dataset"]
+        return Path(name.partition(":")[2] or name).absolute().name
+
+    @property
     def title(self) -> str:
         """The run in a few words."""
-        dataset = self.metadata["dataset"]
+        dataset = self.dataset
         if self.settings.get("trained") == "head":
             return f"Least-squares head for {dataset}"
         return f"{'Trained from scratch' if self.settings['command'] == 'pretrain' else 'Fine-tuned'} on {dataset}"

@@ -19,10 +19,12 @@ from vitlab.panels import Panel, Series, front
 
 FRONT = "Pareto front"
 MARKERS = "osD^vPX*"
-WIDTHS = {1: 500, 2: 405, 3: 345}
-"""Width of a panel in CSS pixels, by the number of panels in a row."""
-CHARACTER = 6.5
-"""Approximate width of a character of small print, in CSS pixels."""
+WIDTHS, HEIGHT = {1: 500, 2: 405, 3: 345}, 310
+"""Width of a panel in CSS pixels, by the number of panels in a row; its height."""
+CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Of a point, where a note may be, as signs of x and y; the first is preferred."""
+CHARACTER, TITLE_CHARACTER = 6.5, 8.2
+"""Approximate width of a character of small print and of a title, in CSS pixels."""
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -47,14 +49,17 @@ def panels(shown: Sequence[Panel]) -> Figure:
     across = 2 if len(shown) == 4 else min(len(shown), 3)
     rows = math.ceil(len(shown) / across)
     width = WIDTHS[across]
-    figure, grid = new_figure((across * width, rows * 310 + 30), rows, across)
+    figure, grid = new_figure((across * width, rows * HEIGHT + 30), rows, across)
     for spare in grid[len(shown) :]:
         spare.remove()
     names = list(dict.fromkeys(series.name for panel in shown for series in panel.series))
     handles: dict[str, Any] = {}
     for panel, axes in zip(shown, grid, strict=False):
         handles = _draw(axes, panel, names) | handles
+        title = textwrap.fill(panel.title, int((width - 80) / TITLE_CHARACTER))
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
         _set_ticks(axes, panel, width - 80)
+        _write_notes(axes, panel, handles, width - 80)
     if len(handles) > 1:
         columns = max(int(across * width / (CHARACTER * max(map(len, handles)) + 50)), 1)
         style = {"frameon": False, "labelcolor": INK, "fontsize": 9, "handlelength": 1.8, "columnspacing": 1.4}
@@ -75,20 +80,46 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
             axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         style = {"color": color, "marker": marker if len(x) <= 30 else None, "ms": 5.5, "mec": "white", "mew": 0.7}
         (handles[series.name],) = axes.plot(x, y, ls="-" if joined else "", lw=1.6, zorder=3, **style)
-        offset, ha, va = ((5, -3), "left", "top") if order else ((-5, 3), "right", "bottom")
-        for note, at_x, at_y in zip(series.notes, x, y, strict=False):
-            axes.annotate(note, (at_x, at_y), offset, textcoords="offset points", ha=ha, va=va, color=color, size=8.5)
     if panel.front:
         best = front([point for series in panel.series for point in zip(series.x, series.y, strict=True)])
         x, y = np.array(best, dtype=float).reshape(-1, 2).T
         dashes: dict[str, Any] = {"color": MUTED, "lw": 1, "ls": (0, (4, 3)), "drawstyle": "steps-post"}
         (handles[FRONT],) = axes.plot(x, y, zorder=1, **dashes)
     axes.margins(x=0.07, y=0.1)
-    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=INK)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(axis="y", color=LINE, lw=0.7)
     axes.set_axisbelow(True)
     return handles
+
+
+def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: int) -> None:
+    """Writes each note at the corner of its point where it covers least of points, notes and the front."""
+    if not any(series.notes for series in panel.series):
+        return
+    size = np.array([width, HEIGHT - 80])
+    points = [point for series in panel.series for point in zip(series.x, series.y, strict=True)]
+    to_axes = axes.transData - axes.transAxes
+    centers, stairs = to_axes.transform(points) * size, np.empty((0, 2))
+    if panel.front and (best := front(points)):
+        corners = (to_axes.transform(best) * size).repeat(2, axis=0)
+        corners = np.stack([corners[1:, 0], corners[:-1, 1]], axis=1)
+        stairs = np.linspace(corners[:-1], corners[1:], 30).reshape(-1, 2)
+    notes = [(note, series.name) for series in panel.series for note in series.notes or [""] * len(series.x)]
+    covered = [*centers]
+    for (note, name), point, center in zip(notes, points, centers, strict=True):
+        if not note:
+            continue
+        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])
+        middles = [center + np.array(corner) * (half + 4) for corner in CORNERS]
+        inside = [(np.abs(middle - size / 2) <= size / 2 - half).all() for middle in middles]
+        hits = [sum((np.abs(middle - other) < half + 4).all() for other in covered) for middle in middles]
+        crossed = [(np.abs(middle - stairs) < half).all(axis=1).any() for middle in middles]
+        chosen = int(np.argmin(np.array(hits) + crossed - inside))
+        right, up = CORNERS[chosen]
+        covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]
+        style: dict[str, Any] = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
+        style |= {"color": handles[name].get_color(), "size": 8.5, "zorder": 4}
+        axes.annotate(note, point, (4 * right, 3 * up), textcoords="offset points", **style)
 
 
 def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float, float]]:

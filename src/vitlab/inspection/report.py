@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -17,6 +17,7 @@ from vitlab.inspection.capture import Capture
 from vitlab.inspection.embeddings import filters_of, positions_of
 from vitlab.inspection.figures import Drawing, PageImage
 from vitlab.inspection.page import page
+from vitlab.inspection.summary import Summary
 from vitlab.inspection.viewer import view
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.registry import name_of
@@ -60,6 +61,8 @@ def make_embedding_figures(model: ViT) -> list[Drawing]:
 class RunSection:
     """One training run as a section of a page; what is None or empty is left out."""
 
+    MIN_CALIBRATED: ClassVar[int] = 100
+    """Minimum number of test images for calibration: about seven for each of its 15 bins."""
     name: str
     explanation: str
     numbers: Mapping[str, str]
@@ -93,12 +96,12 @@ class RunSection:
 
     @cached_property
     def reliability(self) -> PageImage | None:
-        """The reliability diagram."""
-        if self.calibration is None:
+        """The reliability diagram of at least MIN_CALIBRATED images."""
+        if self.calibration is None or self.calibration[0].sum() < self.MIN_CALIBRATED:
             return None
         counts, accuracies, confidences = self.calibration
         used = np.flatnonzero(counts)
-        bins = [f"{accuracies[b]:.0%} at a mean confidence of {confidences[b]:.0%} ({counts[b]} images)" for b in used]
+        bins = [f"{accuracies[b]:.1%} at a mean confidence of {confidences[b]:.1%} ({counts[b]} images)" for b in used]
         alt = f"Accuracy by confidence: {', '.join(bins)}."
         return Drawing(plots.reliability(counts, accuracies, confidences), alt).image
 
@@ -198,10 +201,12 @@ def checkpoint_page(
     drawings: Sequence[Drawing],
     runs: Sequence[RunSection] = (),
     data: DataSection | None = None,
+    summary: Summary | None = None,
 ) -> str:
     """The page of a checkpoint.
 
-    drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs.
+    drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs;
+    summary: of the first of them.
     """
     config, capture = inspection.config, inspection.capture
     details = details_of(config) | {"weights from": str(inspection.metadata.get("source") or inspection.checkpoint)}
@@ -219,11 +224,10 @@ def checkpoint_page(
         for i, name in enumerate(inspection.names)
         if capture
     ]
+    lead = f"Embeddings and attention (Sec. 4.5, App. D.7, App. D.8) of {name_of(config)}."
     return page(
         "checkpoint.html.j2",
-        f"Inside {inspection.checkpoint}",
-        f"Training and test, embeddings and attention (Sec. 4.5, App. D.7, App. D.8) of {name_of(config)}, where there "
-        "are any.",
+        *(summary or (f"Inside {inspection.checkpoint}", lead, {})),
         scripts=("viewer.js",),
         model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,

@@ -60,7 +60,7 @@ def run_section(
     # Average precision needs the scores of several labels, which are not in the predictions.
     record = read_json(run.folder / "result.json")["test"] if multi_label else test.record()
     records = read_log(run.folder / "metrics.jsonl")
-    paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.folder)])]
+    paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.job)])]
     mistakes = None
     attended = False
     try:
@@ -87,13 +87,8 @@ def run_section(
     )
 
 
-def describe_choices(folder: Path) -> list[str]:
-    """Sentences: which settings neither the recipe nor the user chose, and what a time budget left out.
-
-    The files of a fine-tuning job say so for all of its runs.
-    """
-    is_part = folder.name == "linear" or folder.name.startswith("run-")
-    job = folder.parent if is_part and (folder.parent / "config.json").is_file() else folder
+def describe_choices(job: Path) -> list[str]:
+    """Sentences: which settings neither the recipe nor the user chose, and what a time budget left out."""
     chosen = [(why, f"{name} {value}") for name, value, why in read_json(job / "config.json").get("reasons", ())]
     by_reason = itertools.groupby([row for row in chosen if row[0] != RECIPE], key=lambda row: row[0])
     parts = [f"by {why}: {', '.join(setting for _, setting in rows)}" for why, rows in by_reason]
@@ -113,6 +108,8 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
     else:
         main = {"Mean average precision": f"{precision:.1%}"}
     present = {title: record[name] for name, title in METRICS.items() if record.get(name) is not None}
+    if len(run.test.labels) < RunSection.MIN_CALIBRATED:
+        present.pop(METRICS["expected_calibration_error"], None)
     return main | {title: f"{value:.1%}" for title, value in present.items()}
 
 
@@ -152,7 +149,7 @@ def _describe_prediction(run: Run, row: int) -> tuple[str, str]:
     label = run.label(row)
     if test.predicted_sets is None:
         prediction = test.classes[test.predictions[row]]
-        caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
+        caption = f"predicted {prediction}\n{test.confidences[row]:.1%} sure\nlabel {label}"
     else:
         labels = set(test.all_labels.of_image(row).tolist())
         predicted = set(test.predicted_sets.of_image(row).tolist())

@@ -26,6 +26,7 @@ from vitlab.inspection.figures import write_drawings
 from vitlab.inspection.finished_run import Run, run_folders
 from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures
 from vitlab.inspection.run_section import Report, data_section, run_section
+from vitlab.inspection.summary import summarize
 from vitlab.io import resolved, write_bytes
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
@@ -104,7 +105,9 @@ def inspect_checkpoint(
     if not short:
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None
-    write_bytes(page := out / "index.html", checkpoint_page(inspection, drawings, sections, images_section).encode())
+    summary = summarize(runs[0], checkpoint) if runs else None
+    text = checkpoint_page(inspection, drawings, sections, images_section, summary)
+    write_bytes(page := out / "index.html", text.encode())
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
     result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)

@@ -117,5 +117,5 @@ OPTIMIZER = Study(
         "Table 7, average": lambda row: _printed(row.labels["model"], row.labels["optimizer"]) if _is_best(row) else "",
     },
     claims=_claims,
-    charts=(Chart("Transfer", "accuracy on new classes, %", transfer, x="model", lines="optimizer", where=_is_best),),
+    charts=(Chart("Transfer", "accuracy on new classes", transfer, x="model", lines="optimizer", where=_is_best),),
 )

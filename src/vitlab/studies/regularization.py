@@ -105,5 +105,5 @@ REGULARIZATION = Study(
     rows=("setting",),
     columns=_columns,
     claims=_claims,
-    charts=(Chart("Regularizers alone and together", "accuracy, %", "accuracy", x="setting", lines="data"),),
+    charts=(Chart("Regularizers alone and together", "accuracy", "accuracy", x="setting", lines="data"),),
 )

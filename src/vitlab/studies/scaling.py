@@ -196,7 +196,7 @@ def paper_panel() -> Panel:
         ends = (min(runs), max(runs))
         notes = [name if run in ends else "" for name, run in zip(names, runs, strict=True)]
         series.append(Series(kind, *zip(*runs, strict=True), notes=notes))
-    return Panel("The paper (Table 6)", COMPUTE, "average of five data sets, %", series, log_x=True, front=True)
+    return Panel("The paper (Table 6)", COMPUTE, "average of five data sets", series, log_x=True, front=True)
 
 
 def fit_power_law(runs: Points) -> tuple[float, float]:
@@ -225,7 +225,7 @@ def _charts(results: Results) -> list[Chart | Panel]:
     return [
         Chart(
             "Measured here",
-            "transfer accuracy, %",
+            "transfer accuracy",
             transfer,
             x=lambda group: group.runs[0].exaflops,
             lines="family",
@@ -233,9 +233,9 @@ def _charts(results: Results) -> list[Chart | Panel]:
             log_x=True,
             front=True,
         ),
-        power_law_panel("Power laws fitted here", "transfer accuracy, %", measured),
+        power_law_panel("Power laws fitted here", "transfer accuracy", measured),
         paper_panel(),
-        power_law_panel("Power laws of Table 6", "average of five data sets, %", PRINTED),
+        power_law_panel("Power laws of Table 6", "average of five data sets", PRINTED),
     ]
 
 

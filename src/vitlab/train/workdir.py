@@ -10,6 +10,8 @@ import hashlib
 import json
 import logging
 import os
+import shlex
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -183,7 +185,10 @@ class Workdir:
             return {}
 
     def write_runtime(self, runtime: Mapping[str, Any]) -> None:
-        """Saves the machine-dependent values of this start."""
+        """Saves the machine-dependent values of this start, and the command if it is one of the program."""
+        program = Path(sys.argv[0])
+        if program.stem == "vitlab" or program.parts[-2:] == ("vitlab", "__main__.py"):
+            runtime = {**runtime, "command": shlex.join(["vitlab", *sys.argv[1:]])}
         if self.writes and self.read_runtime() != runtime:
             with self._writing():
                 write_json(self.path / RUNTIME, runtime)

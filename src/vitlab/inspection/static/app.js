@@ -37,6 +37,10 @@
 
   upload.addEventListener("change", () => choose(upload.files));
   checkpoint.addEventListener("change", show);
+  for (const example of document.querySelectorAll(".examples button")) {
+    const bytes = Uint8Array.from(atob(example.querySelector("img").src.split(",")[1]), (c) => c.charCodeAt(0));
+    example.addEventListener("click", () => choose([new File([bytes], example.dataset.name)]));
+  }
   addEventListener("dragover", (event) => event.preventDefault());
   addEventListener("drop", (event) => {
     event.preventDefault();

@@ -52,7 +52,7 @@
       const title = alone ? `Layer ${names[row - 1]}, ${which}` : map === "plain" ? "Rollout without residual" : "Rollout";
       const distance = alone ? ` Patches gather from ${pixels.toFixed(1)} pixels away on average.` : "";
       caption.textContent =
-        `${title}: highest at patch row ${y} of ${rows}, column ${x} of ${columns}, with ${share} % of it.${distance}`;
+        `${title}: highest at patch row ${y} of ${rows}, column ${x} of ${columns}, with ${share.toFixed(1)}% of it.${distance}`;
       canvas.setAttribute("aria-label", `${image.alt.split(", as the model")[0]} under a map of attention. ${title}.`);
     };
     choice.oninput = (event) => {

@@ -1,0 +1,99 @@
+"""The head of a finished run's page: the task, a verdict of facts, what to type next, and where the model is from."""
+
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitlab.evaluation.calibration import accuracy_interval
+from vitlab.evaluation.result import Evaluation
+from vitlab.inspection.finished_run import Run
+from vitlab.io import read_json
+from vitlab.train.run_files import PLAN, RUNTIME
+
+MAX_INTERVAL = 0.2
+"""Width of the 95 % interval of an accuracy above which the test images are too few to tell."""
+MIN_CONFUSED = 5
+"""Images of two classes, predicted as the other one, from which the two are named."""
+MAX_CHARACTERS = 40
+"""Longer lists of classes are not in the title, but their number."""
+
+
+class Summary(NamedTuple):
+    """Text in which backticks enclose code."""
+
+    title: str
+    """Data set and classes."""
+    verdict: str
+    """How well the model predicts, whether it was fine-tuned, and which classes are confused most."""
+    facts: dict[str, str]
+    """What to type next, when and by which command the run was made, and from which checkpoint."""
+
+
+def summarize(run: Run, checkpoint: str | Path) -> Summary:
+    """The summary of a run or of a job's first run. checkpoint: its folder, as commands are to name it."""
+    classes = ", ".join(run.test.classes)
+    if len(classes) > MAX_CHARACTERS:
+        classes = f"{len(run.test.classes):,} {'labels' if run.metadata.get('multi_label') else 'classes'}"
+    folder = shlex.quote(str(checkpoint))
+    finished = time.localtime((run.job / "result.json").stat().st_mtime)
+    facts = {
+        "Next: predict": f"`vitlab predict {folder} IMAGE.jpg`",
+        "Next: export": f"`vitlab export {folder} --to onnx`",
+        "Finished": time.strftime("%Y-%m-%d", finished),
+        "Base checkpoint": run.settings["start"] or "none: trained from scratch",
+    }
+    if command := (_read(run.job / RUNTIME) or _read(run.folder / RUNTIME)).get("command"):
+        facts["Command"] = f"`{command}`"
+    sentences = [_describe_test(run), _describe_finetuning(run), _most_confused(run.test)]
+    return Summary(f"{run.dataset}: {classes}", " ".join(filter(None, sentences)), facts)
+
+
+def _describe_test(run: Run) -> str:
+    images, correct = len(run.test.labels), int(run.test.correct.sum())
+    if (precision := run.metadata.get("test_mean_average_precision")) is not None:
+        return f"The mean average precision on {images:,} test images is {precision:.1%}."
+    low, high = accuracy_interval(correct, images)
+    text = f"{correct:,} of {images:,} test images are right: {correct / images:.1%} "
+    text += f"(95% interval {low:.1%} to {high:.1%})."
+    few = f" These are too few to tell: the interval is wider than {100 * MAX_INTERVAL:.0f} points."
+    return text + few * (high - low > MAX_INTERVAL)
+
+
+def _describe_finetuning(run: Run) -> str:
+    """Of the result of a job with a least-squares head: whether it is this head, and why; else empty."""
+    job, result = run.job, _read(run.job / "result.json")
+    linear = result.get("linear")
+    if result.get("chosen") != run.folder.name:
+        return ""
+    if result["chosen"] != "linear":
+        metric = "mean_average_precision" if linear and "mean_average_precision" in linear else "accuracy"
+        alone = f"; {metric.replace('_', ' ')} of its least-squares head alone: {linear[metric]:.1%}" if linear else ""
+        return f"It was fine-tuned{alone}."
+    if result["sweep"]:
+        return "Fine-tuning did not lower the loss of held-out images: the model is the least-squares head."
+    for line in _read(job / PLAN).get("left_out", ()):
+        if budget := re.search(r"fine-tuning.*(--budget \w+)", line):
+            return f"It was not fine-tuned: `{budget[1]}`, with another `--workdir`, would."
+    reasons = _read(job / "config.json").get("reasons", ())
+    why = next((f", because of {why}" for name, _, why in reasons if name == "runs"), "")
+    return f"It was not fine-tuned{why}."
+
+
+def _most_confused(test: Evaluation) -> str:
+    """The two of several classes with most mistakes between them, if these are at least MIN_CONFUSED; else empty."""
+    if test.label_sets is not None or len(test.classes) < 3:
+        return ""
+    mistakes = np.triu(test.confusion + test.confusion.T, 1)
+    pair = np.unravel_index(mistakes.argmax(), mistakes.shape)
+    if mistakes[pair] < MIN_CONFUSED:
+        return ""
+    first, second = (test.classes[index] for index in pair)
+    return f"Confused most: {first} and {second}, {mistakes[pair]} of {np.isin(test.labels, pair).sum():,} images."
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
