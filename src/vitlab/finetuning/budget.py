@@ -18,9 +18,9 @@ COMPARED_SIZES = (0.5, 0.7, 1.0)
 COMPARED_FRACTION = 0.2
 """Largest fraction of the time for comparing sizes."""
 MIN_COMPARED_IMAGES = 200
-"""Fewest training images for comparing sizes, if there are so many; with fewer, sizes are not compared."""
+"""Fewest training images to compare sizes with, or all if there are fewer; otherwise sizes are not compared."""
 MAX_COMPARED_IMAGES = 500
-"""Most training images for comparing sizes."""
+"""Most training images to compare sizes with."""
 Measure = Callable[[FinetuneConfig, bool], ImageCost]
 """The cost at the image size of a config; with True, a training step is timed too."""
 HeadLoss = Callable[[FinetuneConfig, int], float]
@@ -36,7 +36,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
     costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
-    plan = _choose_and_measure(task, costs)
+    plan = costs.choose_and_measure(task)
     if head_loss is None or "runs" not in task.open_settings or len(sizes) == 1:
         return plan
     head_alone = replace(task, config=head_only(task.config))
@@ -44,20 +44,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     if largest.data.subset_fraction != task.config.data.subset_fraction:  # too little time even for the smallest size
         return plan
     best = _best_side(task, largest, costs.nearest, costs.available(), head_loss)
-    return _choose_and_measure(replace(task, largest=best), costs)
-
-
-def _choose_and_measure(task: Task, costs: "_Costs") -> Plan:
-    """The best plan. Measures at its image size and plans again, until that size is measured or the time is over."""
-    while True:
-        try:
-            plan = choose(task, costs.nearest, costs.available())
-        except UserError:  # too little time by the cost at another size: that at the smallest may be lower
-            if not costs.measure_if_time(task.sizes()[-1]):
-                raise
-            continue
-        if not costs.measure_if_time(plan.config):
-            return plan
+    return costs.choose_and_measure(replace(task, largest=best))
 
 
 def best_size(task: Task, measure: Measure, head_loss: HeadLoss) -> FinetuneConfig:
@@ -86,9 +73,9 @@ def _best_side(
         config = min(task.sizes(), key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
     one_image = sum(cost_of(config).represent(config.model) for config in compared.values())
-    needed, wanted = (min(count, task.images.train) for count in (MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES))
-    count = min(wanted, int(COMPARED_FRACTION * available / one_image))
-    if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
+    needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
+    count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / one_image))
+    if len(compared) == 1 or count < needed:
         return side(largest)
     losses = {pixels: head_loss(config, count) for pixels, config in compared.items()}
     return min(losses, key=losses.__getitem__)
@@ -96,14 +83,28 @@ def _best_side(
 
 @dataclass
 class _Costs:
-    """The costs measured so far. Measuring stops when `end` seconds are left."""
+    """The costs measured so far."""
 
     measure: Measure
     left: Callable[[], float]
     end: float
+    """Seconds left at which measuring stops."""
     by_side: dict[int, ImageCost] = field(default_factory=dict)
+    """Longer image side -> cost."""
     timed: set[int] = field(default_factory=set)
     """Sides at which a training step was timed."""
+
+    def choose_and_measure(self, task: Task) -> Plan:
+        """The best plan: measures at its image size and plans again, until that is measured or the time is over."""
+        while True:
+            try:
+                plan = choose(task, self.nearest, self.available())
+            except UserError:  # too little time by the cost at another size: that at the smallest may be lower
+                if not self.measure_if_time(task.sizes()[-1]):
+                    raise
+                continue
+            if not self.measure_if_time(plan.config):
+                return plan
 
     def nearest(self, config: FinetuneConfig) -> ImageCost:
         """The cost at the nearest size."""

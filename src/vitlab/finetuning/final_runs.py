@@ -1,4 +1,4 @@
-"""The final runs of a fine-tuning job: on all of train, at the chosen learning rate, each with a test.
+"""The final runs of a fine-tuning job (App. B.1.1): at the chosen learning rate on all of train, each with a test.
 
 `run_job.py` calls `FinalRuns.run`; `protocol.py` calls `train_and_test` for a job that is one run.
 """
@@ -28,7 +28,10 @@ class FinalRuns:
     choice: Choice
 
     def run(self, folder: Workdir) -> dict[int, dict[str, Any]]:
-        """Seed -> record of the test of each run, in the folders run-0, run-1, ... of the job's."""
+        """Trains and tests in run-0, run-1, ... of the job's `folder`; returns seed -> record of the test.
+
+        A run that is not trained is taken from the sweep, if it is the first, and left out otherwise.
+        """
         choice, config, workdir = self.choice, self.start.job.config, folder.path
         records: dict[int, dict[str, Any]] = {}
         if not choice.fine_tunes:
@@ -44,7 +47,7 @@ class FinalRuns:
                 result = train_and_test(self.start, run_config, path, choice.alpha(config), **options)
             elif number == 0 and choice.best is not None:
                 result = self.test_swept(workdir, choice.best)
-            else:  # no time is left for it
+            else:
                 break
             records[seed] = result["test"]
             metrics = {"learning_rate": lr, "seed": seed, **summary_metrics(records[seed])}
@@ -52,7 +55,7 @@ class FinalRuns:
         return records
 
     def _is_trained(self, number: int) -> bool:
-        """Whether a final run is trained: always if there is no model without it, otherwise if it fits."""
+        """Whether this run is trained: never without `refit`; always if there is no other run; otherwise if it fits."""
         config, clock = self.start.job.config, self.start.job.clock
         if not config.refit:
             return False

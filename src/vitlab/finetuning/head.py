@@ -96,6 +96,16 @@ def _broadcast_head(head: LinearHead | None, width: int, world: World) -> Linear
 
 
 @dataclass(frozen=True)
+class HeadTest:
+    """The content of result.json of the tested head."""
+
+    fit: dict[str, Any]
+    """How it was fitted, and the leave-one-out metrics."""
+    test: dict[str, Any]
+    """The record of the test."""
+
+
+@dataclass(frozen=True)
 class FittedHead:
     """The result of the stage."""
 
@@ -146,7 +156,7 @@ class FittedHead:
             metrics["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return metrics
 
-    def test(self, path: Path) -> "HeadTest":
+    def test(self, path: Path) -> HeadTest:
         """Tests the head and saves it in the folder `path`; reads the result if that is finished."""
         job, splits = self.fitter.job, self.fitter.job.splits
         config, world = job.config.single(), job.context.world
@@ -171,16 +181,6 @@ class FittedHead:
         if head.mean_average_precision is not None:
             record["leave_one_out_mean_average_precision"] = head.mean_average_precision
         return record
-
-
-@dataclass(frozen=True)
-class HeadTest:
-    """The content of result.json of the tested head."""
-
-    fit: dict[str, Any]
-    """How it was fitted, and the leave-one-out metrics."""
-    test: dict[str, Any]
-    """The record of the test."""
 
 
 def fit_head(job: FinetuneJob) -> FittedHead:

@@ -136,8 +136,8 @@ class Sweep:
         job, splits = self.start.job, self.splits
         rest, _ = hold_out_indices(job.splits.train, job.config.held_out, job.config.seed)
         create_model = functools.partial(self.start.create_model, config.seed, rest)
-        text = f"rate {config.optim.lr:g}"
-        run = TrainingRun(config, splits, create_model, "finetune", job.context, description=text, limit=limit)
+        name = f"rate {config.optim.lr:g}"
+        run = TrainingRun(config, splits, create_model, "finetune", job.context, description=name, limit=limit)
         try:
             model, evaluation = run.train_and_evaluate(folder)
         except NonFiniteError as error:
