@@ -14,7 +14,7 @@ from vitlab.runs.splits import Splits
 
 @dataclass(frozen=True)
 class FinetuneJob:
-    """Settings, images and plan of a job."""
+    """Checkpoint, images, settings and plan of a job."""
 
     checkpoint: str | Path
     init_id: str

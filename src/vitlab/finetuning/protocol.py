@@ -158,10 +158,10 @@ def _check_settings(config: FinetuneConfig, log: Log, world: World) -> None:
 
 
 def _with_held_out(job: FinetuneJob) -> FinetuneJob:
-    """The job with the images that its sweep holds out.
+    """The job with the `held_out` that its training images allow.
 
-    If the user has a val split, this is held out: `held_out` becomes its fraction. If there are too few images and
-    `runs` is open, the job is the least-squares head alone; otherwise UserError is raised.
+    If the user's own val is among them, this is held out. If they are too few to hold some out, and `runs` is open, the
+    job is the least-squares head alone. If `runs` is not open, UserError is raised.
     """
     config, train = job.config, job.splits.train
     if not config.tried_rates:
@@ -193,37 +193,37 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     """The job with the open settings that a plan chooses, for the time of the `clock` if there is one, and with the
     measured micro-batch. An interrupted job keeps its plan; a finished one is not measured."""
     world = job.context.world
-    is_old, is_finished = world.broadcast_object(
+    is_resumed, is_finished = world.broadcast_object(
         lambda: [(workdir / name).exists() for name in ("config.json", "result.json")]
     )
     images = Images(len(job.splits.train), len(job.splits.test))
     task = Task(job.config, images, job.open_settings, math.inf if clock is None else clock.seconds)
     measure = _cached_measure(job)
-    if not is_old:
+    if not is_resumed:
         job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:
-        _log_old_plan(job, workdir)
+        _log_kept_plan(job, workdir)
     if is_finished:
         return job
     plan = task.plan(job.config, measure(job.config, clock is None))
     plan = dataclasses.replace(plan, images=Images(len(job.splits.train), len(job.splits.test)))
-    _log_plan(job, plan, clock, is_old)
+    _log_plan(job, plan, clock, is_resumed)
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
     return dataclasses.replace(job, context=context, clock=JobClock(plan, clock, world))
 
 
-def _log_old_plan(job: FinetuneJob, workdir: Path) -> None:
+def _log_kept_plan(job: FinetuneJob, workdir: Path) -> None:
     """Logs that an interrupted job with a budget keeps its plan."""
     what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
     size = "x".join(map(str, job.config.model.image_hw))
     job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
 
 
-def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_old: bool) -> None:
+def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: bool) -> None:
     """Logs the table of the plan; for a new job, also whether it needs a budget, or a longer one."""
-    note = " (what is finished is not repeated)" if is_old else ""
+    note = " (what is finished is not repeated)" if is_resumed else ""
     job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
-    if is_old:
+    if is_resumed:
         return
     if clock is None and SUGGEST_FROM < plan.seconds < math.inf:
         job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")

@@ -52,7 +52,7 @@ class RunStart:
         return config if self.head is None else dataclasses.replace(config, data=self.head.augmentation)
 
     def sweep_config(self, lr: float) -> TrainConfig:
-        """A run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
+        """The settings of a run of the sweep; warm-up and average span the same fraction of `sweep_steps`."""
         config = self.run_config(lr)
         steps = config.total_steps(len(self.job.splits.train))
         optim = config.optim
@@ -64,7 +64,7 @@ class RunStart:
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
     def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:
-        """The initial model of a run on the training images with these `indices` (default: all)."""
+        """The model before its first step. `indices`: the training images of the run (default: all)."""
         config, generator = self.job.config, torch.Generator().manual_seed(seed)
         if config.from_scratch:
             model = build_model(config.model, generator=generator)
