@@ -101,7 +101,7 @@ def select_images(job: FinetuneJob) -> Int[np.ndarray, " m"]:
     return np.sort(np.concatenate([fitted, held_out]))
 
 
-def _split_in_parts(job: FinetuneJob, images: Int[np.ndarray, " m"]) -> list[Int[np.ndarray, " m"]]:
+def _split_in_parts(job: FinetuneJob, images: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " part"]]:
     """These images in up to PARTS parts of the same size, each with its share of every class; without a budget, one.
 
     In the order that is cut into parts every class is spread evenly: image i of the n of a class comes after the
