@@ -5,10 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.data.registry import load_dataset
+from vitlab.finetuning.head import fit_head
+from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.sweep import RunStart
+from vitlab.recipes.rules import adapt_config
+from vitlab.runs.run import RunContext, RunResult
+from vitlab.runs.splits import Splits
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +40,15 @@ def staged(config: TrainConfig) -> FinetuneConfig:
 
 def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
     return sweep_and_finetune(checkpoint, config, folder, device="cpu", tensorboard=False, **options)
+
+
+def make_job(workdir: Path, pretrained: RunResult, config: FinetuneConfig) -> FinetuneJob:
+    train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
+    data = dataclasses.replace(config.data, name="digits")
+    adapted = adapt_config(pretrained.config.model, dataclasses.replace(config, data=data), 4)
+    return FinetuneJob(workdir, "", Splits(train, test, test), adapted, RunContext(torch.device("cpu"), False), print)
+
+
+def make_start(workdir: Path, pretrained: RunResult, config: FinetuneConfig) -> RunStart:
+    job = make_job(workdir, pretrained, config)
+    return RunStart(job, fit_head(job))

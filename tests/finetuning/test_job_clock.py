@@ -12,13 +12,11 @@ from staged_job import tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.finetuning import head as head_module
-from vitlab.finetuning import job as job_module
-from vitlab.finetuning import protocol
-from vitlab.finetuning.head import LinearStage
-from vitlab.finetuning.job import FinetuneJob
+from vitlab.finetuning import final_runs, head, protocol, representations, sweep
+from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.plan import Plan, Task
-from vitlab.inspection import write_pages
+from vitlab.finetuning.representations import FrozenCheckpoint
+from vitlab.finetuning.sweep import Sweep
 from vitlab.inspection.run_section import describe_choices
 from vitlab.runs import run as run_module
 from vitlab.train.clock import Clock
@@ -46,10 +44,8 @@ def one_rate(staged: FinetuneConfig) -> FinetuneConfig:
 
 
 @pytest.fixture(autouse=True)
-def _manual_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _manual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that everything fits into, until a test takes the time away; the plan is the config as it is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(write_pages, "inspect_checkpoint", lambda *arguments, **settings: {})
     monkeypatch.setattr(protocol, "Clock", Manual)
     monkeypatch.setattr(Manual, "seconds_left", 1e6)
     monkeypatch.setattr(protocol, "fit_budget", lambda task, measure, *_: as_planned(task, measure))
@@ -91,7 +87,7 @@ def test_where_all_fits_nothing_changes(workdir: Path, one_rate: FinetuneConfig,
 def test_the_head_alone(
     workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    time_is_over_after(monkeypatch, LinearStage, "describe")
+    time_is_over_after(monkeypatch, FittedHead, "describe")
     done = tune(workdir, one_rate, tmp_path / "out", budget=600.0, open_settings=OPEN)
     assert (done.result["left_out"], done.result["chosen"], done.result["sweep"]) == (["fine-tuning"], "linear", [])
     assert "fine-tuning" in done.summary()
@@ -106,7 +102,7 @@ def test_the_run_of_the_sweep_is_the_final_one(
 ) -> None:
     """Its weights are those of the sweep; a killed job decides the same again, whatever the clock says."""
     with monkeypatch.context() as patch:
-        time_is_over_after(patch, FinetuneJob, "sweep")
+        time_is_over_after(patch, Sweep, "run")
         patch.setattr(Workdir, "write_result", _killed_at_the_end(Workdir.write_result, tmp_path / "out"))
         with pytest.raises(KeyboardInterrupt):
             budgeted(workdir, one_rate, tmp_path / "out")
@@ -131,17 +127,17 @@ def test_the_head_takes_the_images_that_there_is_time_for(
     workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of the same size with all classes: of eight, two here."""
-    monkeypatch.setattr(head_module, "MIN_PART", 8)
-    monkeypatch.setattr(head_module, "PART_SECONDS", 1e-9)
-    features, seen = LinearStage._features, []
+    monkeypatch.setattr(representations, "MIN_PART", 8)
+    monkeypatch.setattr(representations, "PART_SECONDS", 1e-9)
+    compute, seen = FrozenCheckpoint._compute, []
 
-    def counted(self: LinearStage, indices: Any, *arguments: Any, **options: Any) -> Any:
-        seen.append(self.splits.train.labels[indices])
+    def counted(self: FrozenCheckpoint, indices: Any, *arguments: Any, **options: Any) -> Any:
+        seen.append(self.job.splits.train.labels[indices])
         if len(seen) == 2:
             monkeypatch.setattr(Manual, "seconds_left", 0.0)
-        return features(self, indices, *arguments, **options)
+        return compute(self, indices, *arguments, **options)
 
-    monkeypatch.setattr(LinearStage, "_features", counted)
+    monkeypatch.setattr(FrozenCheckpoint, "_compute", counted)
     data = dataclasses.replace(one_rate.data, flip=True)
     config = dataclasses.replace(one_rate, head_views=4, data=data)
     result = budgeted(workdir, config, tmp_path / "out")
@@ -159,7 +155,7 @@ def test_test_images_decide_nothing(
 ) -> None:
     """All choices are made before the first of them is looked at."""
     splits = []
-    for module in (job_module, run_module, head_module):
+    for module in (sweep, final_runs, run_module, head):
         evaluate = module.evaluate_split
         monkeypatch.setattr(
             module,

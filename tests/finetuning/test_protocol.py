@@ -14,12 +14,12 @@ from PIL import Image
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.finetuning import job as job_module
-from vitlab.finetuning import protocol
-from vitlab.finetuning.head import hold_out
+from vitlab.finetuning import final_runs, protocol, run_job, sweep
+from vitlab.finetuning.held_out import hold_out
 from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
 from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.sweep import RunStart
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
@@ -72,7 +72,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]]
         return train(config, folder, model, dataset, *args, **options)
 
     monkeypatch.setattr(run_module, "train", recorded_train)
-    for module in (run_module, job_module):
+    for module in (run_module, sweep, final_runs):
 
         def evaluate_split(*args: Any, evaluate_split: Any = module.evaluate_split) -> Any:
             evaluated.append(args[2].split)
@@ -103,7 +103,7 @@ def test_initial_weights_drawn_by_seed(
     def create(seed: int, **changes: Any) -> dict[str, torch.Tensor]:
         changed = dataclasses.replace(config, **changes)
         job = FinetuneJob(workdir, "", splits, changed, RunContext(torch.device("cpu")), print)
-        return job.create_model(seed).state_dict()
+        return RunStart(job, None).create_model(seed).state_dict()
 
     usual, first, second = create(0), create(0, **changes), create(1, **changes)
     different = {name for name in first if not torch.equal(first[name], second[name])}
@@ -263,7 +263,8 @@ def test_interrupted_anywhere(
 
         return failing
 
-    save = ((Workdir, "log"), (Workdir, "write_result"), (job_module, "save_model"), (run_module, "save_model"))
+    writers = (sweep, run_job, run_module)
+    save = ((Workdir, "log"), (Workdir, "write_result"), *((module, "save_model") for module in writers))
     for module, name in save:
         monkeypatch.setattr(module, name, fail_late(getattr(module, name)))
     trained, _ = record_calls(monkeypatch)
@@ -329,7 +330,7 @@ def test_a_shortened_search(workdir: Path, pretrained: RunResult, search: Finetu
     steps = round(0.55 * len(splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
     job = FinetuneJob(workdir, "", splits, config, RunContext(torch.device("cpu")), print)
-    short = job.sweep_config(0.1)
+    short = RunStart(job, None).sweep_config(0.1)
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))
 

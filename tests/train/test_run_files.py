@@ -13,7 +13,7 @@ from pretrained_run import config, pretrained, workdir
 from vitlab.checksums import SUMS, find_corrupt_files
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig
 from vitlab.errors import UserError
-from vitlab.finetuning.job import FinetuneJob
+from vitlab.finetuning import run_job
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.inspection import write_pages
 
@@ -45,7 +45,7 @@ def start(config: Any, workdir: Path, pretrained: Any) -> Callable[[Path], dict[
 def _small_job() -> Any:
     """No figures, which take seconds, and runs though two steps do not help."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FinetuneJob, "_helps", lambda *_: True)
+        patch.setattr(run_job, "_helps", lambda *_: True)
         patch.setattr(write_pages, "make_figures", lambda _: [])
         patch.setattr(write_pages, "data_section", lambda *_, **__: None)
         patch.setattr(write_pages, "checkpoint_page", lambda *_: "page")

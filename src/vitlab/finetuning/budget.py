@@ -11,12 +11,16 @@ from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
 from vitlab.train.microbatch import timing_seconds
 
-COMPARED_SIZES, COMPARED_FRACTION = (0.5, 0.7, 1.0), 0.2
-"""Image sizes to compare by the head, as fractions of the largest that fits; the fraction of the time for that."""
-MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES = 200, 500
-"""Training images for that; fewer only where there are fewer."""
 MEASURED_FRACTION = 0.1
-"""Fraction of the time for measuring the cost."""
+"""Largest fraction of a budget for measuring the cost."""
+COMPARED_SIZES = (0.5, 0.7, 1.0)
+"""Image sizes to compare by the least-squares head, as fractions of the largest that fits."""
+COMPARED_FRACTION = 0.2
+"""Largest fraction of the time for comparing sizes."""
+MIN_COMPARED_IMAGES = 200
+"""Fewest training images to compare sizes with, or all if there are fewer; otherwise sizes are not compared."""
+MAX_COMPARED_IMAGES = 500
+"""Most training images to compare sizes with."""
 Measure = Callable[[FinetuneConfig, bool], ImageCost]
 """The cost at the image size of a config; with True, a training step is timed too."""
 HeadLoss = Callable[[FinetuneConfig, int], float]
@@ -32,30 +36,19 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
     costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
-
-    def choose_and_measure() -> Plan:
-        """Plans, measures at the planned size, and plans again, until that size is measured."""
-        while True:
-            try:
-                plan = choose(task, costs.nearest, PLANNED_FRACTION * left())
-            except UserError:  # by the cost at another size
-                if not costs.measure_if_time(task.sizes()[-1]):
-                    raise
-            else:
-                if not costs.measure_if_time(plan.config):
-                    return plan
-
-    plan = choose_and_measure()
-    if head_loss and "runs" in task.open_settings and len(sizes) > 1:
-        largest = choose(replace(task, config=head_only(task.config)), costs.nearest, PLANNED_FRACTION * left()).config
-        if largest.data.subset_fraction == task.config.data.subset_fraction:
-            task = replace(task, largest=_best_side(task, largest, costs.nearest, PLANNED_FRACTION * left(), head_loss))
-            plan = choose_and_measure()
-    return plan
+    plan = costs.choose_and_measure(task)
+    if head_loss is None or "runs" not in task.open_settings or len(sizes) == 1:
+        return plan
+    head_alone = replace(task, config=head_only(task.config))
+    largest = choose(head_alone, costs.nearest, costs.available()).config
+    if largest.data.subset_fraction != task.config.data.subset_fraction:  # too little time even for the smallest size
+        return plan
+    best = _best_side(task, largest, costs.nearest, costs.available(), head_loss)
+    return costs.choose_and_measure(replace(task, largest=best))
 
 
 def best_size(task: Task, measure: Measure, head_loss: HeadLoss) -> FinetuneConfig:
-    """The settings without a budget, at the image size of least `head_loss`. Comparing takes a part of the job."""
+    """The settings without a budget, at the image size of least `head_loss`; `_best_side` limits the time for it."""
     cost = measure(task.config, True)
     total = task.plan(task.config, cost).seconds
     if not math.isfinite(total):  # a model that only fits when it is sharded
@@ -71,15 +64,18 @@ def _best_side(
     available: float,
     head_loss: HeadLoss,
 ) -> int:
-    """The image side of least `head_loss`, of COMPARED_SIZES; the side of `largest` where the time does not suffice."""
+    """The image side of least `head_loss`, of COMPARED_SIZES; the side of `largest` if the time does not suffice.
+
+    Comparing takes at most COMPARED_FRACTION of the `available` seconds.
+    """
     compared: dict[int, FinetuneConfig] = {}
     for fraction in COMPARED_SIZES:
         config = min(task.sizes(), key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
     one_image = sum(cost_of(config).represent(config.model) for config in compared.values())
-    needed, wanted = (min(count, task.images.train) for count in (MIN_COMPARED_IMAGES, MAX_COMPARED_IMAGES))
-    count = min(wanted, int(COMPARED_FRACTION * available / one_image))
-    if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
+    needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
+    count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / one_image))
+    if len(compared) == 1 or count < needed:
         return side(largest)
     losses = {pixels: head_loss(config, count) for pixels, config in compared.items()}
     return min(losses, key=losses.__getitem__)
@@ -87,28 +83,55 @@ def _best_side(
 
 @dataclass
 class _Costs:
-    """The costs measured so far. Measuring stops when `end` seconds are left."""
+    """The costs measured so far."""
 
     measure: Measure
     left: Callable[[], float]
     end: float
+    """Seconds left at which measuring stops."""
     by_side: dict[int, ImageCost] = field(default_factory=dict)
+    """Longer image side -> cost."""
     timed: set[int] = field(default_factory=set)
     """Sides at which a training step was timed."""
+
+    def choose_and_measure(self, task: Task) -> Plan:
+        """The best plan: measures at its image size and plans again, until that is measured or the time is over."""
+        while True:
+            try:
+                plan = choose(task, self.nearest, self.available())
+            except UserError:  # too little time by the cost at another size: that at the smallest may be lower
+                if not self.measure_if_time(task.sizes()[-1]):
+                    raise
+                continue
+            if not self.measure_if_time(plan.config):
+                return plan
 
     def nearest(self, config: FinetuneConfig) -> ImageCost:
         """The cost at the nearest size."""
         return self.by_side[min(self.by_side, key=lambda known: abs(known - side(config)))]
 
+    def available(self) -> float:
+        """The seconds to plan."""
+        return PLANNED_FRACTION * self.left()
+
     def measure_at(self, config: FinetuneConfig, train: bool) -> None:
+        """Measures at the size of `config`, with `train` a training step too."""
         self.by_side[side(config)] = self.measure(config, train)
         self.timed |= {side(config)} if train else set()
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
-        """Measures at the size of `config`; False if that was done, or the time for measuring is over."""
-        training = timing_seconds(config, self.nearest(config).train(config.model)) if config.runs else math.inf
-        train = side(config) not in self.timed and self.left() - training >= self.end
-        if not train and (side(config) in self.by_side or self.left() < self.end):
+        """Measures at the size of `config` what is not measured yet and fits; returns False if that is nothing."""
+        if self._step_is_missing_and_fits(config):
+            self.measure_at(config, train=True)
+        elif side(config) not in self.by_side and self.left() >= self.end:
+            self.measure_at(config, train=False)
+        else:
             return False
-        self.measure_at(config, train)
         return True
+
+    def _step_is_missing_and_fits(self, config: FinetuneConfig) -> bool:
+        """Whether a training step at this size is not timed yet, and there is time for it."""
+        if not config.runs or side(config) in self.timed:
+            return False
+        seconds = timing_seconds(config, self.nearest(config).train(config.model))
+        return self.left() - seconds >= self.end

@@ -31,15 +31,18 @@ from vitlab.train.clock import PLANNED_FRACTION
 MIN_PATCHES = 6
 """Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
 that of 918 with 6."""
-MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
-"""Passes over the training images below which fine-tuning is left out, and at which it ends."""
-MIN_STEPS, ENOUGH_STEPS = 30, 200
-"""Steps below which fine-tuning is left out, since AdamW's first ones make the least-squares head worse; and from which
-the sweep alone is not left out, however few epochs they are."""
+MIN_EPOCHS = 3.0
+"""With fewer passes over the training images fine-tuning is left out."""
+MAX_EPOCHS = 50.0
+"""Fine-tuning takes at most so many passes over the training images."""
+MIN_STEPS = 30
+"""With fewer steps fine-tuning is left out: AdamW's first steps make the least-squares head worse."""
+ENOUGH_STEPS = 200
+"""With at least so many steps the sweep is kept, even if they are fewer than MIN_EPOCHS."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, as a fraction of the size for the least-squares head alone."""
 MAX_HEAD_FRACTION = 0.5
-"""Largest fraction of the time for the least-squares head where fine-tuning follows."""
+"""Largest fraction of the time for the least-squares head, if fine-tuning follows."""
 REPORT_FRACTION = 0.2
 """Largest fraction of a budget for the report."""
 VIEWS = (4, 3, 2, 1, None)
@@ -84,33 +87,39 @@ class Task:
 
 
 def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available: float) -> Plan:
-    """The best plan for the `available` seconds. Raises UserError where the settings that are not open forbid all."""
+    """The best plan for the `available` seconds: the first of the module's docstring that fits.
 
-    def largest(sizes: Sequence[FinetuneConfig]) -> Plan | None:
-        plans = (_with_steps_that_fit(task, task.plan(config, cost_of(config)), available) for config in sizes)
+    Raises UserError if the settings that are not open forbid all.
+    """
+
+    def largest(configs: Sequence[FinetuneConfig]) -> Plan | None:
+        plans = (_plan_that_fits(task, task.plan(config, cost_of(config)), available) for config in configs)
         return next((plan for plan in plans if plan is not None), None)
 
     sizes = task.sizes()
     head = largest([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
     smallest = MIN_FRACTION * side(head.config) if head else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
-    plan = largest(tuned)
+    plan = largest(tuned)  # 1
     if plan is None and "refit" in task.open_settings and task.config.runs:
-        plan = largest([replace(config, refit=False) for config in tuned])
-    plan = plan or head or _subset(task, cost_of, available)
+        plan = largest([replace(config, refit=False) for config in tuned])  # 2
+    if plan is None:
+        plan = head  # 3
+    if plan is None:
+        plan = _plan_of_fewer_images(task, cost_of, available)  # 4
     return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, {*task.open_settings} - {"refit"}))
 
 
 def left_out(task: Task, plan: Plan) -> Iterator[str]:
-    """What the plan leaves out, and the budget that includes it."""
+    """What the plan leaves out, and the shortest of BUDGETS that includes it."""
 
-    def with_budget(holds: Callable[[Plan], bool]) -> str:
+    def budget_for(includes: Callable[[Plan], bool]) -> str:
         for minutes in BUDGETS:
             larger = replace(task, budget=60 * minutes)
+            if larger.budget <= task.budget:
+                continue
             with contextlib.suppress(UserError):
-                if larger.budget > task.budget and holds(
-                    choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)
-                ):
+                if includes(choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)):
                     return f"; --budget {minutes}m includes it"
         return ""
 
@@ -118,32 +127,39 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
     part = plan.config.data.subset_fraction
     if part != whole:
         text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
-        yield text + with_budget(lambda plan: plan.config.data.subset_fraction == whole)
+        yield text + budget_for(lambda longer: longer.config.data.subset_fraction == whole)
     if not plan.config.runs and task.config.runs:
-        yield "left out: fine-tuning after the least-squares head" + with_budget(lambda plan: plan.config.runs > 0)
+        yield "left out: fine-tuning after the least-squares head" + budget_for(lambda longer: longer.config.runs > 0)
     if plan.report != "whole" and plan.config.head:
         parts = "the report" if plan.report == "none" else "near-duplicates and files of the figures, in the report"
-        yield f"left out: {parts}" + with_budget(lambda plan: plan.report == "whole")
+        yield f"left out: {parts}" + budget_for(lambda longer: longer.report == "whole")
 
 
-def _with_steps_that_fit(task: Task, plan: Plan, available: float) -> Plan | None:
-    """The plan with as many views and steps as fit into the `available` seconds; None if those are too few."""
+def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
+    """The plan with as many views, and then steps, as fit into the `available` seconds; None if those are too few."""
+    fitting = _with_most_views(task, plan, available)
+    if fitting is None or not fitting.config.runs:
+        return fitting
+    config = fitting.config
+    steps = _fitting_steps(fitting, available)
+    if steps < _fewest_steps(config, task):
+        return None
+    return replace(fitting, config=with_steps(config, min(steps, _steps(config, task.images, MAX_EPOCHS))))
+
+
+def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
+    """The plan with the most augmented views with which the least-squares head takes its part of the time, or less;
+    None if it takes longer with the fewest."""
     config = plan.config
+    limit = available - plan.stage("read") - plan.stage("report")
+    if config.runs:
+        limit *= MAX_HEAD_FRACTION
     for views in VIEWS if "head_views" in task.open_settings else (config.head_views,):
-        plan = replace(plan, config=replace(config, head_views=views))
-        one_test = plan.stage("test") / (config.runs + 1)  # the head is tested, too
-        head = plan.stage("head") + one_test if config.head else 0.0
-        rest = available - plan.stage("read") - plan.stage("report")
-        if head <= (MAX_HEAD_FRACTION if config.runs else 1.0) * rest:
-            break
-    else:
-        return None
-    if not config.runs:
-        return plan
-    fitting = _fitting_steps(plan, available)
-    if fitting < _fewest_steps(config, task):
-        return None
-    return replace(plan, config=with_steps(plan.config, min(fitting, _steps(config, task.images, MAX_EPOCHS))))
+        candidate = replace(plan, config=replace(config, head_views=views))
+        one_test = candidate.stage("test") / (config.runs + 1)  # the head is tested, too
+        if (candidate.stage("head") + one_test if config.head else 0.0) <= limit:
+            return candidate
+    return None
 
 
 def _fitting_steps(plan: Plan, available: float) -> int:
@@ -158,7 +174,8 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
 
 
 def _fewest_steps(config: FinetuneConfig, task: Task) -> int:
-    """The fewest steps of a run: REFIT_EPOCHS with an open refit; without one ENOUGH_STEPS suffice."""
+    """The fewest steps of a run: those of REFIT_EPOCHS if a refit is open, otherwise of MIN_EPOCHS. Without a refit
+    ENOUGH_STEPS suffice."""
     if config.refit:
         return _steps(config, task.images, REFIT_EPOCHS if "refit" in task.open_settings else MIN_EPOCHS)
     return min(_steps(config, task.images, MIN_EPOCHS), ENOUGH_STEPS)
@@ -176,14 +193,13 @@ def head_only(config: FinetuneConfig) -> FinetuneConfig:
     return replace(config, runs=0, **NO_SWEEP)
 
 
-def _subset(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available: float) -> Plan:
+def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available: float) -> Plan:
     """The head alone at the smallest size, for as many images of each class as fit, at least two.
 
-    Raises UserError where the settings that are not open forbid it.
+    Raises UserError if the settings that are not open forbid it.
     """
-    config = replace(
-        task.sizes()[-1], head_views=VIEWS[-1] if "head_views" in task.open_settings else task.config.head_views
-    )
+    views = VIEWS[-1] if "head_views" in task.open_settings else task.config.head_views
+    config = replace(task.sizes()[-1], head_views=views)
     config = head_only(config) if "runs" in task.open_settings else with_steps(config, _fewest_steps(config, task))
     plan, images = task.plan(config, cost_of(config)), task.images
     if not {"runs", "data.subset_fraction"} <= {*task.open_settings}:

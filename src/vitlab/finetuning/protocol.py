@@ -1,27 +1,33 @@
 """Table 4 and App. B.1.1: fine-tune a checkpoint on another task, at another resolution.
 
 `sweep_and_finetune` is the paper's protocol: a learning rate sweep on a held-out part of the training split, then one
-run or several on all of it, then the test. Here the job is prepared: settings, images, plan; `job.py` does the work.
+run or several on all of it, then the test. Here the job is prepared: settings, images, plan; `run_job.py` does the
+work.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from vitlab.config import FinetuneConfig
+from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.errors import UserError, quoted
 from vitlab.finetuning.budget import Measure, best_size, fit_budget
-from vitlab.finetuning.head import check_head, hold_out, hold_out_indices
-from vitlab.finetuning.job import FinetuneJob, Log
+from vitlab.finetuning.final_runs import train_and_test
+from vitlab.finetuning.head import check_head, head_loss
+from vitlab.finetuning.held_out import hold_out, hold_out_indices
+from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.job_clock import JobClock
-from vitlab.finetuning.plan import Task, left_out
+from vitlab.finetuning.plan import Plan, Task, left_out
 from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.run_job import run_stages
 from vitlab.finetuning.stages import Images
+from vitlab.finetuning.sweep import RunStart
 from vitlab.models.config import ImageSize
 from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
@@ -39,6 +45,7 @@ from vitlab.weights import load_metadata, load_model
 
 SUGGEST_FROM = 120.0
 """Seconds of a job from which a budget is suggested."""
+Log = Callable[[str], None]
 
 
 def sweep_and_finetune(
@@ -77,20 +84,31 @@ def sweep_and_finetune(
     context = RunContext(choose_device(world.device(device)), tensorboard, world)
     facts = Facts(context.device.type, source.config, preprocessing, image_size, interpolation)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
-    resolved, splits = _resolve(config, facts, workdir, open_settings, budget is not None, log, world)
-    job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, reasons=resolved.reasons)
-    job = _with_held_out(job, open_settings)
-    clock = None if budget is None else Clock(budget, started)
-    job = _without_unreadable(_plan(job, workdir, clock, open_settings), open_settings)
-    config = job.config
-    for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
-        if why != RECIPE:
-            log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
-    if not config.tried_rates and config.runs == 1 and config.head is None:
-        result = job.train_and_test(config.single(), workdir, settings={"reasons": job.reasons})
+    _check_rates(config)
+    saved = load_reasons(workdir, world)
+
+    def resolve_by(facts: Facts, config: FinetuneConfig) -> Resolved[FinetuneConfig]:
+        """The settings by the known facts; an interrupted job keeps what it has `saved`."""
+        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget is not None)
+
+    data, splits = _read_images(resolve_by(facts, config).config, workdir, log, world)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
+    seen: dict[str, Any] = {"examples": len(splits.train), "num_classes": len(splits.train.classes)}
+    facts = dataclasses.replace(facts, **seen, multi_label=splits.train.multi_label)
+    resolved = resolve_by(facts, config)
+    _check_settings(resolved.config, log, world)
+    job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
+    job = _with_held_out(job)
+    job = _with_plan(job, workdir, None if budget is None else Clock(budget, started))
+    if job.config.data.on_error == "skip":
+        job = _with_held_out(_without_unreadable(job))  # of fewer images
+    _log_reasons(job)
+    if not job.config.tried_rates and job.config.runs == 1 and job.config.head is None:
+        start = RunStart(job, head=None)
+        result = train_and_test(start, job.config.single(), workdir, settings={"reasons": job.reasons})
     else:
-        result = job.run_stages(workdir, lambda: _make_report(job, workdir, device))
-    return Finetuned(config, result, workdir)
+        result = run_stages(job, workdir, lambda: _make_report(job, workdir, device))
+    return Finetuned(job.config, result, workdir)
 
 
 def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
@@ -106,54 +124,50 @@ def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
     return note is None
 
 
-def _resolve(
-    config: FinetuneConfig,
-    facts: Facts,
-    workdir: Path,
-    open_settings: Collection[str],
-    budget: bool,
-    log: Log,
-    world: World,
-) -> tuple[Resolved[FinetuneConfig], Splits]:
-    """The settings of the job, which an interrupted one keeps, and its images. `facts` are the checkpoint's."""
+def _check_rates(config: FinetuneConfig) -> None:
+    """Raises UserError if the sweep does not try `optim.lr`."""
     if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
         raise UserError(
             f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
             f"optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
         )
-    saved = load_reasons(workdir, world)
 
-    def decide(config: FinetuneConfig, facts: Facts) -> Resolved[FinetuneConfig]:
-        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget)
 
-    known = decide(config, facts).config
-    log(f"test images: {known.data.preprocessing(known.model.image_size).describe()}")
+def _read_images(config: FinetuneConfig, workdir: Path, log: Log, world: World) -> tuple[DataConfig, Splits]:
+    """The settings of the images with their measured range, and the images. `config` is what is known without them.
+
+    Raises UserError for another work folder than a job's, and for fewer than two classes.
+    """
+    log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
-    data = with_measured_range(known.data, world)
+    data = with_measured_range(config.data, world)
     log(f"reading the data set {data.name}")
     if data.levels is not None:
         log("black and white: the values {} and {} of an image file".format(*data.levels))
-    splits = load_splits(data, world, known.loss == "sigmoid")
+    splits = load_splits(data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
-    train = splits.train
-    seen: dict[str, Any] = {"examples": len(train), "num_classes": len(train.classes)}
-    resolved = decide(config, dataclasses.replace(facts, **seen, multi_label=train.multi_label))
-    if (steps := resolved.config.sweep_steps) is not None:
-        log(f"Deviation: the sweep takes {steps} steps per rate; the paper's takes as many as the run")
-    check_head(resolved.config)
-    world.check_batch_size(resolved.config.batch_size)
-    return resolved, splits
+    return data, splits
 
 
-def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
-    """The job with the fraction of the user's own val as `held_out`, if there is one. With too few images to hold some
-    out it is the least-squares head alone where `runs` is open; otherwise UserError is raised."""
+def _check_settings(config: FinetuneConfig, log: Log, world: World) -> None:
+    """Logs a deviation from the paper. Raises UserError for too many classes, or a batch that ranks cannot share."""
+    if config.sweep_steps is not None:
+        log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
+    check_head(config)
+    world.check_batch_size(config.batch_size)
+
+
+def _with_held_out(job: FinetuneJob) -> FinetuneJob:
+    """The job with the `held_out` that its training images allow.
+
+    If the user's own val is among them, this is held out. If they are too few to hold some out, and `runs` is open, the
+    job is the least-squares head alone. If `runs` is not open, UserError is raised.
+    """
     config, train = job.config, job.splits.train
     if not config.tried_rates:
         return job
     if (val := train.from_val) is not None and 0 < val.mean() < 1:
-        if config.head and "held_out" not in open_settings:
+        if config.head and "held_out" not in job.open_settings:
             raise UserError(
                 f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
                 f"made on; leave it out, or leave val out with --data.train-split train."
@@ -163,9 +177,9 @@ def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetune
             job.log(
                 f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train"
             )
-        job = job.decide("the user's val split", dataclasses.replace(config, held_out=float(held_out)))
-    config = job.config
-    if config.head is None or "runs" not in open_settings:
+        config = dataclasses.replace(config, held_out=float(held_out))
+        job = job.decide("the user's val split", config)
+    if config.head is None or "runs" not in job.open_settings:
         hold_out(train, config.held_out, config.seed)  # raises UserError if a part is empty
     elif not all(map(len, hold_out_indices(train, config.held_out, config.seed))):
         job.log(
@@ -175,36 +189,48 @@ def _with_held_out(job: FinetuneJob, open_settings: Collection[str]) -> Finetune
     return job
 
 
-def _plan(job: FinetuneJob, workdir: Path, clock: Clock | None, open_settings: Collection[str]) -> FinetuneJob:
-    """The job with the `open_settings` that a plan chooses, for the time of the `clock` if there is one, and with the
-    measured micro-batch. An interrupted job keeps its plan. Logs the plan, unless the job is finished."""
+def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> FinetuneJob:
+    """The job with the open settings that a plan chooses, for the time of the `clock` if there is one, and with the
+    measured micro-batch. An interrupted job keeps its plan; a finished one is not measured."""
     world = job.context.world
-    images = Images(len(job.splits.train), len(job.splits.test))
-    resumed, finished = world.broadcast_object(
+    is_resumed, is_finished = world.broadcast_object(
         lambda: [(workdir / name).exists() for name in ("config.json", "result.json")]
     )
-    task = Task(job.config, images, open_settings, math.inf if clock is None else clock.seconds)
+    images = Images(len(job.splits.train), len(job.splits.test))
+    task = Task(job.config, images, job.open_settings, math.inf if clock is None else clock.seconds)
     measure = _cached_measure(job)
-    if not resumed:
+    if not is_resumed:
         job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:
-        what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
-        size = "x".join(map(str, job.config.model.image_hw))
-        job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
-    if finished:
+        _log_kept_plan(job, workdir)
+    if is_finished:
         return job
     plan = task.plan(job.config, measure(job.config, clock is None))
     plan = dataclasses.replace(plan, images=Images(len(job.splits.train), len(job.splits.test)))
-    note = " (what is finished is not repeated)" if resumed else ""
-    job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
-    if clock is None and not resumed and SUGGEST_FROM < plan.seconds < math.inf:
-        job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
-    if clock is not None and not resumed and world.broadcast_object(clock.left) < plan.seconds:
-        job.log("this takes longer than --budget; Ctrl-C stops it")
+    _log_plan(job, plan, clock, is_resumed)
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
     return dataclasses.replace(
         job, context=context, clock=JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
     )
+
+
+def _log_kept_plan(job: FinetuneJob, workdir: Path) -> None:
+    """Logs that an interrupted job with a budget keeps its plan."""
+    what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
+    size = "x".join(map(str, job.config.model.image_hw))
+    job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
+
+
+def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: bool) -> None:
+    """Logs the table of the plan; for a new job, also whether it needs a budget, or a longer one."""
+    note = " (what is finished is not repeated)" if is_resumed else ""
+    job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
+    if is_resumed:
+        return
+    if clock is None and SUGGEST_FROM < plan.seconds < math.inf:
+        job.log(f"half of that: --budget {math.ceil(plan.seconds / 120)}m, with another --workdir")
+    if clock is not None and job.context.world.broadcast_object(clock.left) < plan.seconds:
+        job.log("this takes longer than --budget; Ctrl-C stops it")
 
 
 def _cached_measure(job: FinetuneJob) -> Measure:
@@ -225,7 +251,7 @@ def _cached_measure(job: FinetuneJob) -> Measure:
 def _fit_budget(job: FinetuneJob, task: Task, measure: Measure, clock: Clock) -> FinetuneJob:
     """The job with the settings that fit the time; logs what is left out."""
     world, splits = job.context.world, job.splits
-    plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), job.head_loss)
+    plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), functools.partial(head_loss, job))
     for line in left_out(task, plan):
         job.log(line)
     if plan.config.data.subset_fraction != job.config.data.subset_fraction:
@@ -238,14 +264,12 @@ def _choose_size(job: FinetuneJob, task: Task, measure: Measure) -> FinetuneJob:
     job = job.decide("the number of epochs", adapt_to_epochs(job.config, task.images.train, task.open_settings))
     if job.config.head and "model.image_size" in task.open_settings:
         task = dataclasses.replace(task, config=job.config)
-        job = job.decide("leave-one-out losses", best_size(task, measure, job.head_loss))
+        job = job.decide("leave-one-out losses", best_size(task, measure, functools.partial(head_loss, job)))
     return job
 
 
-def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> FinetuneJob:
-    """The job without the images that cannot be read, where these are skipped."""
-    if job.config.data.on_error != "skip":
-        return job
+def _without_unreadable(job: FinetuneJob) -> FinetuneJob:
+    """The job without the images that cannot be read."""
     splits = drop_unreadable(job.splits, job.context.world)
     if splits.unreadable:
         first = splits.unreadable[0]
@@ -253,7 +277,14 @@ def _without_unreadable(job: FinetuneJob, open_settings: Collection[str]) -> Fin
             f"{len(splits.unreadable)} images cannot be read and are skipped, the first {quoted(first['path'])} "
             f"({first['reason']}); result.json and the report list them"
         )
-    return _with_held_out(dataclasses.replace(job, splits=splits), open_settings)
+    return dataclasses.replace(job, splits=splits)
+
+
+def _log_reasons(job: FinetuneJob) -> None:
+    """Logs the settings that were not the recipe's, one line for each reason."""
+    for why, settings in itertools.groupby(job.reasons, lambda reason: reason.why):
+        if why != RECIPE:
+            job.log(f"by {why}: {', '.join(f'{name} {value}' for name, value, _ in settings)}")
 
 
 def default_workdir(dataset: str) -> Path:

@@ -18,22 +18,40 @@ ALPHA_WITHOUT_SWEEP = 0.25
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the held-out images have chosen."""
+class Score:
+    """A learning rate of the sweep."""
 
-    tuned: Mapping[str, Any] | None = None
-    """The best score of the sweep; None where the least-squares head is the result."""
-    scores: Sequence[Mapping[str, Any]] = ()
+    learning_rate: float
+    metrics: Mapping[str, Any]
+    """`summary_metrics` on the held-out images; empty if the training diverged."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What metrics.jsonl and result.json have of it."""
+        return {"learning_rate": self.learning_rate, "accuracy": None, **self.metrics}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the time that is left and the held-out images have chosen."""
+
+    fine_tunes: bool
+    """Whether there are final runs; otherwise the least-squares head is the result."""
+    best: Score | None = None
+    """The best score of a sweep; None without one, and if the head is better."""
+    scores: Sequence[Score] = ()
     """All scores of the sweep."""
-    held_out: Mapping[str, Any] | None = None
-    """The score of the head."""
+    head_metrics: Mapping[str, Any] | None = None
+    """`summary_metrics` of the head on the held-out images."""
 
     def learning_rate(self, config: FinetuneConfig) -> float:
-        return config.optim.lr if self.tuned is None else self.tuned["learning_rate"]
+        """That of the final runs."""
+        return config.optim.lr if self.best is None else self.best.learning_rate
 
     def alpha(self, config: FinetuneConfig) -> float:
         """Weight of the fine-tuned model in its average with the head."""
-        return (self.tuned or {}).get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
+        metrics = {} if self.best is None else self.best.metrics
+        return metrics.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
 
 
 @torch.no_grad()
@@ -59,17 +77,18 @@ def summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dic
     return summary | {"test": records[0]}
 
 
-def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def best_score(scores: Sequence[Score]) -> Score:
     """Best score by mean average precision, else accuracy; ties: lowest loss, then smallest learning rate. Scores with
     an `alpha`, which the loss has chosen: the lowest loss."""
 
-    def rank(score: Mapping[str, Any]) -> tuple[float, ...]:
-        accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
-        return accuracy, -score["loss"], -score["learning_rate"]
+    def rank(score: Score) -> tuple[float, ...]:
+        metrics = score.metrics
+        accuracy = 0.0 if "alpha" in metrics else metrics.get("mean_average_precision", metrics["accuracy"])
+        return accuracy, -metrics["loss"], -score.learning_rate
 
-    finite = [score for score in scores if score["accuracy"] is not None]
+    finite = [score for score in scores if score.metrics]
     if not finite:
-        rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
+        rates = ", ".join(f"{score.learning_rate:g}" for score in scores)
         raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
     return max(finite, key=rank)
 

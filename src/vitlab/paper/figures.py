@@ -215,8 +215,9 @@ def fig10(request: Request) -> Figures:
     for side, (title, (steps, rate, decay)) in zip(("left", "center", "right"), TRAININGS.items(), strict=True):
         changes = {"lr": rate * optim.lr, "weight_decay": decay * optim.weight_decay}
         name = "digits" if (steps, rate, decay) == (1, 1, 1) else f"digits-{side}"
-        model = load_model(request.train_digits(name, epochs=steps * DIGITS_EPOCHS, optim=changes))
-        figures[f"fig10-{side}"] = positions(positions_of(model), title).figure
+        similarity = positions_of(load_model(request.train_digits(name, epochs=steps * DIGITS_EPOCHS, optim=changes)))
+        assert similarity is not None
+        figures[f"fig10-{side}"] = positions(similarity, title).figure
     return figures
 
 

@@ -1,0 +1,93 @@
+"""The final runs: averaged with the head, or taken from the sweep."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from staged_job import make_start, tune
+
+from vitlab.config import FinetuneConfig
+from vitlab.evaluation.accuracy import evaluate_checkpoint
+from vitlab.finetuning.final_runs import train_and_test
+from vitlab.finetuning.scores import format_score
+from vitlab.finetuning.stages import ALPHAS
+from vitlab.finetuning.sweep import Sweep
+from vitlab.runs import run as run_module
+from vitlab.runs.run import RunResult
+from vitlab.weights import load_metadata, load_model
+
+
+def test_the_weights_are_averaged_with_those_of_the_head(
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    """As the trial run chose; both runs train the same model, and what is tested is what is saved."""
+    start = make_start(workdir, pretrained, staged)
+    assert start.head is not None
+    score = Sweep.create(start).score(3e-3, tmp_path / "trial").metrics
+    assert score["alpha"] in (*ALPHAS, 1.0)
+    assert f"{score['alpha']:.0%}" in format_score(score) or score["alpha"] == 1
+    config = start.run_config(3e-3)
+    results = [train_and_test(start, config, tmp_path / str(alpha), alpha) for alpha in (1.0, 0.25)]
+    tuned, averaged = (load_model(tmp_path / name).state_dict() for name in ("1.0", "0.25"))
+    head = start.head.create_classifier().state_dict()
+    for name, weights in averaged.items():
+        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
+    assert not torch.equal(averaged["head.weight"], tuned["head.weight"])
+    assert results[1]["test"]["loss"] == evaluate_checkpoint(tmp_path / "0.25").record()["loss"]
+    assert results[0]["test"]["loss"] != results[1]["test"]["loss"]
+    (tmp_path / "0.25" / "result.json").unlink()  # killed before its last line: tested again
+    assert train_and_test(start, config, tmp_path / "0.25", 0.25) == results[1]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
+    results = [
+        tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result for alpha in (None, 1.0)
+    ]
+    assert [result["alpha"] for result in results] == [0.25, 1.0]
+    assert load_metadata(tmp_path / "None")["alpha"] == 0.25
+    card = (tmp_path / "None" / "model" / "README.md").read_text()
+    assert "| weights | 25% fine-tuned, 75% those of the initial model" in card
+    assert results[0]["test"] != results[1]["test"]
+    averaged, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
+    head = load_model(tmp_path / "1.0" / "linear").state_dict()
+    for name, weights in averaged.items():
+        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its average of weights; killed at any place, the same."""
+    config, out = dataclasses.replace(staged, refit=False), tmp_path / "out"
+    done = tune(workdir, config, out)
+    lr, alpha = done.result["learning_rate"], done.result["alpha"]
+    best = next(score for score in done.result["sweep"] if score["learning_rate"] == lr)
+    assert (done.result["chosen"], alpha) == ("run-0", best["alpha"])
+    trained = load_model(out / f"sweep/lr-{lr}" / "model").state_dict()
+    for folder in (out, out / "run-0"):
+        assert all(torch.equal(weights, trained[name]) for name, weights in load_model(folder).state_dict().items())
+    assert done.result["test"]["accuracy"] == evaluate_checkpoint(out).accuracy
+    logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/lr-{lr}")]
+    assert logs[0] == logs[1] != ""
+    monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trains again"))
+    for killed in ("result.json", "run-0/result.json"):
+        (out / killed).unlink()
+        assert tune(workdir, config, out).result == done.result
+    assert (out / "run-0/metrics.jsonl").read_text() == logs[1]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """The best of several rates from a head of zeros."""
+    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None)
+    result = tune(workdir, config, tmp_path / "out").result
+    trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
+    assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())
+    assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
+    assert len(result["runs"]) == 1
