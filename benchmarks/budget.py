@@ -5,8 +5,8 @@
     python benchmarks/budget.py DATA S14 --out budget.jsonl
 
 Each job is a process of its own with an empty cache; its time is the duration of the process. `busy`: at a random
-moment, drawn by the name of the job, as many processes as there are cores begin to compute, until the job ends. Rows
-that FILE has are not run again.
+moment, drawn by the name of the job, as many processes as there are cores begin to compute, until the job ends. Under
+`taskset` the cores are those of the set. Rows that FILE has are not run again.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def run(given: Arguments, keys: dict[str, Any]) -> dict[str, Any]:
     try:
         output, log = job.communicate(timeout=moment)
     except subprocess.TimeoutExpired:
-        others = [subprocess.Popen(BUSY) for _ in range(os.cpu_count() or 1)]
+        others = [subprocess.Popen(BUSY) for _ in os.sched_getaffinity(0)]
         output, log = job.communicate()
     seconds = time.monotonic() - started
     for other in others:

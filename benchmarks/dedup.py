@@ -252,8 +252,8 @@ def speed(name: str, arguments: Arguments) -> dict[str, Any]:
     looks = dedup.mirrored_views(tested)
     wall = processor = 0.0
     pairs = 0
-    for start in range(0, arguments.train, dedup.SHARD):
-        count = min(dedup.SHARD, arguments.train - start)
+    for start in range(0, arguments.train, dedup.MAX_THUMBNAILS):
+        count = min(dedup.MAX_THUMBNAILS, arguments.train - start)
         one, other = random.integers(len(stock), size=(2, count))
         share = random.uniform(0.5, 0.8, (count, 1, 1)).astype(np.float32)
         shard = (share * stock[one] + (1 - share) * stock[other]).astype(np.uint8)
@@ -264,7 +264,7 @@ def speed(name: str, arguments: Arguments) -> dict[str, Any]:
     return {
         "train": arguments.train,
         "test": arguments.test,
-        "shard": dedup.SHARD,
+        "shard": dedup.MAX_THUMBNAILS,
         "processor_seconds": processor,
         "wall_seconds": wall,
         "pairs_found": pairs,
@@ -291,7 +291,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(1)
     if not arguments.align:
-        dedup.PYRAMID = ((dedup.SIDE, 0, np.inf),)
+        dedup.PYRAMID = (dedup.Level(dedup.SIDE, 0, np.inf),)
     record: dict[str, Any] = {}
     if arguments.out is not None and arguments.out.exists():
         record = json.loads(arguments.out.read_text())

@@ -113,8 +113,8 @@ data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
 pytest data/test_imagenet.py -k real
 
 data/registry.py: A folder without splits is trained on as a whole, test images included.
-- chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-+ chosen = np.arange(len(train)) if split == "trainval" else parts[split]
+- return stored.take(np.concatenate([indices[split] for split in part.chosen]))
++ return stored if len(part.chosen) > 1 else stored.take(indices[part.chosen[0]])
 pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
@@ -213,8 +213,8 @@ finetuning/job_clock.py: A resumed job decides anew what its time budget leaves 
 pytest finetuning/test_job_clock.py -k sweep_is_the_final
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds = work * 1e18 / (flops * count)
-+ seconds = work * 1e18 / flops
+- seconds = total_exaflops * 1e18 / (flops_per_s * count)
++ seconds = total_exaflops * 1e18 / flops_per_s
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.

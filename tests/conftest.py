@@ -1,5 +1,6 @@
 """Fixtures of all tests: shapes and types checked at each call, fixed seeds, the folder of shared files."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -51,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((i for i, name in enumerate(LONGEST) if name in names), len(LONGEST))
 
     items.sort(key=rank)
+    gc.freeze()  # what is imported stays; to look at its millions of objects again and again takes a tenth of the time
 
 
 @pytest.fixture(autouse=True)

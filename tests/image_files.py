@@ -1,4 +1,4 @@
-"""Small image files; pixels, paths and order of a data set."""
+"""Small image files and tables of them; pixels, labels, paths and order of a data set."""
 
 import io
 import os
@@ -54,3 +54,21 @@ def write_images(path: Path, dataset: Dataset) -> None:
         file = path / dataset.classes[dataset.labels[i]] / f"{i:04d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(dataset.image(i)).save(file)
+
+
+def table(folder: Path, text: str, *, images: bool = True) -> str:
+    """Writes a table, and the images that its rows name first, gray as many as the row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "labels.csv").write_text(text, encoding="utf-8", newline="")
+    for number, line in enumerate(text.splitlines()[1:], 1) if images else ():
+        put(folder / line.split(",")[0], number)
+    return f"csv:{folder / 'labels.csv'}"
+
+
+def label_lists(dataset: Dataset) -> list[list[str]]:
+    labels = dataset.all_labels
+    return [[dataset.classes[label] for label in labels.of_image(i)] for i in range(len(dataset))]
+
+
+def grays(dataset: Dataset) -> list[int]:
+    return [int(dataset.image(i).max()) for i in range(len(dataset))]

@@ -35,7 +35,7 @@ from vitlab.settings import from_dict
 
 SECONDS, MEGABYTES = 5.0, 1000
 SMALL = ViTConfig(image_size=16, patch_size=8, width=8, depth=2, heads=2, mlp_dim=8, num_classes=3)
-HUGE = 10**12
+CARD, HUGE = "config.json", 10**12
 DEEP = "[" * 100_000 + "]" * 100_000
 Damage = Callable[[Path], Any]
 
@@ -66,7 +66,7 @@ def run_limited(job: Callable[[], Any]) -> Ended:
 
 
 def _measure(job: Callable[[], Any], pipe: Any) -> None:
-    gc.collect()  # memory of the tests before, or the job would seem to take less
+    gc.freeze()  # memory of the tests before stays, or the job would seem to take less
     pages, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
     page = resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (pages * page + 2**32, pages * page + 2**32))
@@ -125,12 +125,12 @@ def sparse(path: Path, size: int, start: bytes = b"") -> None:
 
 
 def with_card(part: str, **settings: Any) -> Damage:
-    """Changes settings of the model, or the metadata, in a config.json."""
+    """Changes settings of the model, or the metadata, in its card."""
 
     def damage(folder: Path) -> None:
-        card = json.loads((folder / "config.json").read_text())
+        card = json.loads((folder / CARD).read_text())
         card[part] |= settings
-        (folder / "config.json").write_text(json.dumps(card))
+        (folder / CARD).write_text(json.dumps(card))
 
     return damage
 
@@ -138,7 +138,7 @@ def with_card(part: str, **settings: Any) -> Damage:
 def huggingface(folder: Path, card: Any = None, index: Any = None, **arrays: np.ndarray) -> None:
     """A folder with that card, and an index or arrays."""
     card = {"model_type": "vit", "architectures": ["ViTModel"]} if card is None else card
-    (folder / "config.json").write_text(card if isinstance(card, str) else json.dumps(card))
+    (folder / CARD).write_text(card if isinstance(card, str) else json.dumps(card))
     if index is not None:
         (folder / "model.safetensors.index.json").write_text(index if isinstance(index, str) else json.dumps(index))
     else:
@@ -161,8 +161,8 @@ CHECKPOINTS: dict[str, tuple[str, Damage, str]] = {
     "width of another model": ("model", with_card("model", width=2**16), "of another model"),
     "classes": ("model", with_card("model", num_classes=HUGE), "more than 2**40 parameters"),
     "kind": ("model", with_card("model", kind=[]), "kind is []"),
-    "deep card": ("model", lambda f: (f / "config.json").write_text(DEEP), "not valid JSON"),
-    "long card": ("model", lambda f: sparse(f / "config.json", 3 * 2**30), "at most 16,777,216"),
+    "deep card": ("model", lambda f: (f / CARD).write_text(DEEP), "not valid JSON"),
+    "long card": ("model", lambda f: sparse(f / CARD, 3 * 2**30), "at most 16,777,216"),
     "long weights": ("model", lambda f: sparse(f / "model.safetensors", 2**40), "1,099,511,627,776 bytes"),
     "patches": ("model", with_card("extra", preprocessing={"image_size": 8192}), "makes 1,048,576 patches"),
     "resize": ("model", with_card("extra", preprocessing=HIDDEN), "more than 768 for"),
@@ -170,24 +170,12 @@ CHECKPOINTS: dict[str, tuple[str, Damage, str]] = {
     "numbers as files": ("folder", lambda f: huggingface(f, index={"weight_map": {"a": 5}}), "lists 5, which is not"),
     "file elsewhere": ("folder", lambda f: huggingface(f, index={"weight_map": {"a": "../../x"}}), "lists '../../x'"),
     "deep hub card": ("folder", lambda f: huggingface(f, '{"model_type":' * 100_000), "not valid JSON"),
-    "outputs without bytes": (
-        "folder",
-        lambda f: huggingface(f, {"architecture": "vit"}, **timm_arrays(2**40)),
-        "2**40 param",
-    ),
-    "6 GiB": (
-        "x.npz",
-        lambda f: write_zeros(f, [f"params/x{i}" for i in range(96)], "(4096, 4096)", 2**24),
-        "requires",
-    ),
+    "no bytes": ("folder", lambda f: huggingface(f, {"architecture": "vit"}, **timm_arrays(2**40)), "2**40 param"),
+    "6 GiB": ("x.npz", lambda f: write_zeros(f, MANY, "(4096, 4096)", 2**24), "requires"),
     "header": ("x.npz", lambda f: write_zeros(f, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
     "empty blocks": ("x.npz", lambda f: write_zeros(f, EMPTY, "(1000000000, 0)", 0), "not hold a supported model"),
     "pipe": ("x.npz", os.mkfifo, "only regular files"),
-    "pipe as a card": (
-        "model",
-        lambda f: [(f / "config.json").unlink(), os.mkfifo(f / "config.json")],
-        "only regular files",
-    ),
+    "pipe as a card": ("model", lambda f: [(f / CARD).unlink(), os.mkfifo(f / CARD)], "only regular files"),
 }
 
 
@@ -269,17 +257,14 @@ IMAGES: dict[str, tuple[Callable[[], bytes], str]] = {
     "strip": (lambda: png(1, 89_478_485), "a side has at most 65,536"),
     "jpeg": (lambda: jpeg(SIDE, SIDE), "pixels in 631 bytes"),
     "progressive": (lambda: jpeg(SIDE, SIDE, progressive=True), "pixels in"),
-    "webp": (lambda: encode(Image.new("RGB", (5000, 5000)), "WEBP", lossless=True, method=0), "pixels in"),
+    "webp": (lambda: encode(Image.new("RGB", (4500, 4500)), "WEBP", lossless=True, method=0), "pixels in"),
     "frame of a gif": (lambda: gif(SIDE, SIDE), "pixels in 35 bytes"),
     "tiles": (lambda: tiff(9, 9, (322, 4, 1, 30_000), (323, 4, 1, 30_000), compression=5), "30000 x 30000 pixels"),
     "scans": (lambda: scans(3000, 1000), "3,006 scans"),
     "comment": (lambda: b"P6\n#" + b"x" * 50_000_000 + b"\n1 1\n255\n\0\0\0", "Reached EOF while reading header"),
     "comments": (lambda: b"P3\n1 1\n255\n" + b"#\n" * 2_000_000 + b"1 1 1", "more than 100 comments"),
     "chunks": (lambda: png(1, 1, (b"teXt", b"")) + chunks((b"teXt", b"")) * 1_000_000, "more than 131,072 chunks"),
-    "profiles": (
-        lambda: png(1, 1, *[(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**6)))] * 3000),
-        "3,000 color profiles",
-    ),
+    "profiles": (lambda: png(1, 1, *[(b"iCCP", b"a\0\0" + zlib.compress(bytes(10**6)))] * 3000), "3,000 color prof"),
     "tags": (lambda: tiff(1, 1, *OVERLAPPING), "its tags claim many times"),
     "exif": (lambda: exif(jpeg(16, 16), tags(OVERLAPPING, bytes(200_000))), "its tags claim many times"),
 }
@@ -382,7 +367,6 @@ def with_text(part: str, new: str) -> Damage:
     return lambda folder: (folder / "index.json").write_text((folder / "index.json").read_text().replace(part, new))
 
 
-INVALID = "does not match"
 INVALID, LABEL = "does not match", "must hold a class number"
 SETS: dict[str, tuple[Damage, str]] = {
     "long index": (lambda f: sparse(f / "index.json", 3 * 10**9, b"{"), "3,000,000,000 bytes"),

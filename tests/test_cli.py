@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import multiprocessing
 import os
 import re
 import shlex
@@ -168,20 +169,14 @@ def test_another_runs_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def process(*argv: str) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONIOENCODING": "utf-8:strict"}
-    command = [sys.executable, "-m", "vitlab", *argv]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def test_predict_as_a_process(run: Path, tmp_path: Path) -> None:
-    """It says what it begins before torch is imported; names that are not text are printed; a failure exits with 1."""
+def test_a_name_that_is_not_text(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is printed as it is; a failure exits with 1."""
     (tmp_path / os.fsdecode(b"b\xff.png")).write_bytes(b"no image")
-    started = process("predict", str(run), str(tmp_path), "--device", "cpu")
-    out, err = started.communicate()
-    assert err.startswith(f"vitlab: loading {run} ...\n".encode())
-    assert b"b\xff.png: cannot be read" in out
-    assert started.returncode == 1
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written := io.BytesIO(), "utf-8", errors="strict"))
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(run), str(tmp_path), "--device", "cpu"])
+    assert b"b\xff.png: cannot be read" in written.getvalue()
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("words", [("list", "models"), ("--help",)])
@@ -196,6 +191,7 @@ def test_a_reader_that_has_ended(words: tuple[str, ...], monkeypatch: pytest.Mon
     assert started.returncode == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_several_processes_print_once(
     run: Path,
     in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
@@ -226,19 +222,19 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in files if "tensorboard" not in path.parts)
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("unrendered", "unchecked")  # each process would compile the checks anew
 def test_several_processes_train(
     tmp_path: Path, run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
     """Two of them pre-train, and fine-tune with a search and two runs; what is written and printed is what one alone
     writes and prints, up to the rounding of sums, and only one of them prints."""
-    fewshot = ["--eval-every", "2", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
+    fewshot = ["--eval-every", "1", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
     single = ["--precision", "float32", "--json", "--device", "cpu"]
     tuned = shlex.split(
         "--dataset digits --data.classes 0 1 --learning-rates 0.01 0.03 --steps 3 --batch-size 8 --runs 2"
     )
     words = [
-        ["pretrain", "tiny-digits", "--steps", "4", *SMALL, *fewshot, *single],
+        ["pretrain", "tiny-digits", "--steps", "2", *SMALL, *fewshot, *single],
         ["finetune", str(run), *tuned, "--image-size", "16", *single],
     ]
 
@@ -279,12 +275,12 @@ def test_torchrun(run: Path) -> None:
 def test_a_process_of_torchrun_is_killed() -> None:
     """The job ends at once, and what was saved is there to go on from."""
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
-    command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "10"]
+    command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "2"]
     with Path("message.txt").open("wb") as message:
         started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=message)
     log, children = Path("run/metrics.jsonl"), Path(f"/proc/{started.pid}/task/{started.pid}/children")
     try:
-        wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 20))
+        wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 4))
         assert started.poll() is None, "ended before it was killed"
         os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
         assert started.wait(200) == 1
@@ -296,18 +292,26 @@ def test_a_process_of_torchrun_is_killed() -> None:
     assert any(Path("run/checkpoints").glob("step-*"))
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM saves and ends with 143; the same command resumes, to the same bytes as a run left alone."""
     argv = ["pretrain", "tiny-digits", "--steps", "40", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
     argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "15"]
-    started = process(*argv, "--workdir", "stopped")
+
+    def job() -> None:
+        with Path("err.txt").open("w") as sys.stderr:
+            main([*argv, "--workdir", "stopped"])
+
+    started = multiprocessing.get_context("fork").Process(target=job)  # all that takes long to import is there already
+    started.start()
     log = Path("stopped/metrics.jsonl")
-    wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 8))
-    started.send_signal(signal.SIGTERM)
-    _, err = started.communicate()
-    assert started.returncode == 143, err.decode()
-    assert re.search(r"vitlab: stopped and saved at step \d+/40; ", err.decode())
-    assert b"Traceback" not in err
+    wait_until(lambda: not started.is_alive() or (log.exists() and log.read_text().count("\n") > 8))
+    started.terminate()
+    started.join()
+    err = Path("err.txt").read_text()
+    assert started.exitcode == 143, err
+    assert re.search(r"vitlab: stopped and saved at step \d+/40; ", err)
+    assert "Traceback" not in err
     code, _, err = call(capsys, *argv, "--workdir", "stopped")
     assert code == 0
     assert "step-000000" in err

@@ -7,7 +7,7 @@ import pytest
 
 from vitlab import cli
 from vitlab.commands.info import Doctor
-from vitlab.errors import UserError, printable, quoted
+from vitlab.errors import UserError, printable, quoted, warn_once
 
 
 def test_debug_shows_where_bad_input_was_noticed(
@@ -54,3 +54,9 @@ def test_an_error_is_red_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: 
         with pytest.raises(SystemExit):
             cli.main(["no-such-command"])
         assert capsys.readouterr().err.startswith(expected)
+
+
+def test_a_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for text in ("flowers has no val", "flowers has no 50 %", "flowers has no val"):
+        warn_once(text)
+    assert caplog.messages == ["flowers has no val", "flowers has no 50 %"]

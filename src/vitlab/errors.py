@@ -1,8 +1,12 @@
-"""The errors whose messages are printed without a traceback; and how names are written in messages."""
+"""The errors whose messages are printed without a traceback; and how names and warnings are written."""
 
 import errno
+import functools
+import logging
 import re
 from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
 
 # What moves a terminal's cursor, changes its state, ends a line or turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -49,3 +53,9 @@ def first_ten(items: Sequence[str]) -> str:
 def printable(text: str) -> str:
     """A message with its control characters, other than line breaks, escaped."""
     return re.sub(rf"(?!\n){_CONTROL.pattern}", lambda found: repr(found[0])[1:-1], text)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Logs a warning, unless it was logged before: what holds for a data set would be repeated for each split."""
+    logger.warning(text)

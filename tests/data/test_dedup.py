@@ -70,9 +70,9 @@ def test_too_many_candidates_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_search_over_shards(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indices are right over shard edges and beyond blank images; a symmetric image is one pair."""
-    monkeypatch.setattr(dedup, "SHARD", 4)
+def test_search_over_blocks(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices are right over the edges of blocks and beyond blank images; a symmetric image is one pair."""
+    monkeypatch.setattr(dedup, "MAX_THUMBNAILS", 4)
     monkeypatch.setattr(dedup, "available_cores", lambda: cores)
     train = [photograph(i, 40, 40) for i in range(11)]
     blank, symmetric = np.full((40, 40, 3), 200, np.uint8), photograph(50, 40, 40)

@@ -14,7 +14,7 @@ from PIL import Image
 from vitlab.data import identity
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.identity import digest_images, identify, listed
+from vitlab.data.identity import class_list, exact_fingerprint, portable_fingerprints
 from vitlab.data.registry import load_dataset
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def identity_of(name: str) -> dict[str, Any]:
-    return identify({"all": load_dataset(name, "all")})
+    return portable_fingerprints({"all": load_dataset(name, "all")})
 
 
 def swap(folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_groups_and_the_val_of_the_user(folder: Path) -> None:
     data = load_dataset(f"folder:{folder}", "all")
     grouped = [dataclasses.replace(data, groups=np.array([f"patient {i // n}" for i in range(10)])) for n in (2, 5)]
     val = dataclasses.replace(data, from_val=np.arange(10) == 7)
-    found = [identify({"all": each})["images"]["all"] for each in (data, *grouped, val)]
+    found = [portable_fingerprints({"all": each})["images"]["all"] for each in (data, *grouped, val)]
     assert len({each["cat"] for each in found}) == len({each["dog"] for each in found}) == 4
 
 
@@ -97,7 +97,7 @@ def test_many_images_and_classes(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert before["images"]["all"].keys() == {"all classes"}
     swap(folder)
     assert identity_of(f"folder:{folder}")["images"] != before["images"]
-    assert listed(["cat", "dog"]) != listed(["dog", "cat"])
+    assert class_list(["cat", "dog"]) != class_list(["dog", "cat"])
 
 
 def test_a_published_set_is_identified_by_its_names() -> None:
@@ -107,12 +107,12 @@ def test_a_published_set_is_identified_by_its_names() -> None:
 def test_images_in_memory_are_identified_by_their_bytes() -> None:
     values = np.arange(3 * 4 * 4 * 3, dtype=np.uint8).reshape(3, 4, 4, 3)
     data = Dataset("made", "train", ("a", "b"), np.array([0, 1, 0]), values)
-    before = digest_images("salt", data)
-    assert digest_images("salt", dataclasses.replace(data, name="other", labels=data.labels[::-1])) == before
-    assert digest_images("other", data) != before
-    assert digest_images("salt", dataclasses.replace(data, failures={2: ImageError("x", "broken")})) != before
+    before = exact_fingerprint("salt", data)
+    assert exact_fingerprint("salt", dataclasses.replace(data, name="other", labels=data.labels[::-1])) == before
+    assert exact_fingerprint("other", data) != before
+    assert exact_fingerprint("salt", dataclasses.replace(data, failures={2: ImageError("x", "broken")})) != before
     values[2, 3, 3, 2] += 1
-    assert digest_images("salt", data) != before
+    assert exact_fingerprint("salt", data) != before
 
 
 def test_images_in_files_are_identified_by_path_size_and_time(tmp_path: Path) -> None:
@@ -121,10 +121,12 @@ def test_images_in_files_are_identified_by_path_size_and_time(tmp_path: Path) ->
         path.write_bytes(b"1")
     entries = [Entry(str(path)) for path in paths]
     data = Dataset("disk", "train", ("a",), np.zeros(2, np.int64), entries=entries)
-    digests = [digest_images("", data)]
-    digests.append(digest_images("", dataclasses.replace(data, entries=[entries[0]._replace(offset=1), entries[1]])))
+    digests = [exact_fingerprint("", data)]
+    digests.append(
+        exact_fingerprint("", dataclasses.replace(data, entries=[entries[0]._replace(offset=1), entries[1]]))
+    )
     os.utime(paths[1], ns=(paths[1].stat().st_atime_ns, paths[1].stat().st_mtime_ns + 1))
-    digests.append(digest_images("", data))
+    digests.append(exact_fingerprint("", data))
     paths[1].unlink()
-    digests.append(digest_images("", data))
+    digests.append(exact_fingerprint("", data))
     assert len(set(digests)) == 4

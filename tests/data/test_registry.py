@@ -79,7 +79,7 @@ def test_splits_that_share_images() -> None:
 
 
 def test_a_source_is_checked_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.data.folder.folder_splits", None)
+    monkeypatch.setattr(registry, "folder_splits", None)
     monkeypatch.setattr(registry, "digits_splits", None)
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()

@@ -16,7 +16,7 @@ from shard_files import Server, serving, write_folders
 
 from vitlab.data import downloads, remote
 from vitlab.data.dataset import Dataset
-from vitlab.data.identity import digest_images
+from vitlab.data.identity import exact_fingerprint
 from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.remote import CACHE_LIMIT, ShardCache, _open_cached, window_order
@@ -207,7 +207,7 @@ def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
             remote_set = load_dataset(f"shards:{server.address}", "train")
             local = load_dataset(f"shards:{folder}", "train")
             np.testing.assert_array_equal(remote_set.image(0), local.image(0))
-            digests.append(digest_images("", remote_set))
+            digests.append(exact_fingerprint("", remote_set))
     assert digests[0] == digests[1] != digests[2]
 
 

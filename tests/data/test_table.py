@@ -7,13 +7,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from image_files import paths_of, put
+from image_files import grays, label_lists, paths_of, put, table
 from irregular import irregular
 from PIL import Image
 
-from vitlab.config import DataConfig, OptimConfig, ReadConfig, TrainConfig
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data import table_file
-from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
@@ -25,24 +24,6 @@ from vitlab.models.config import ViTConfig
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.run import PREDICTIONS
 from vitlab.runs.splits import Splits, drop_unreadable
-
-
-def table(folder: Path, text: str, *, images: bool = True) -> str:
-    """Writes a table, and the images that its rows name first, gray as many as the row."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "labels.csv").write_text(text, encoding="utf-8", newline="")
-    for number, line in enumerate(text.splitlines()[1:], 1) if images else ():
-        put(folder / line.split(",")[0], number)
-    return f"csv:{folder / 'labels.csv'}"
-
-
-def label_lists(dataset: Dataset) -> list[list[str]]:
-    labels = dataset.all_labels
-    return [[dataset.classes[label] for label in labels.of_image(i)] for i in range(len(dataset))]
-
-
-def grays(dataset: Dataset) -> list[int]:
-    return [int(dataset.image(i).max()) for i in range(len(dataset))]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -106,25 +87,6 @@ def test_some_folders_called_like_splits_are_no_splits(tmp_path: Path, caplog: p
     assert [len(part) for part in parts] == [32, 4, 4]
     assert len({path for part in parts for path in paths_of(part)}) == 40
     assert str(tmp_path / "car/0.png") in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "fold", "expected"),
-    [
-        ("is_valid", "True False 1 0", None, {"train": [2, 4], "val": [1, 3]}),
-        ("fold", "2 1 2 3", None, {"train": [1, 3, 4], "test": [2]}),
-        ("fold", "0 1.0 0 -1", 1, {"train": [1, 3, 4], "test": [2]}),
-        ("fold", "train test train val", None, {"train": [1, 3], "test": [2], "val": [4]}),
-    ],
-)
-def test_other_columns_of_splits(
-    column: str, values: str, fold: int | None, expected: dict[str, list[int]], tmp_path: Path
-) -> None:
-    rows = [f"{i}.png,x,{value}\n" for i, value in enumerate(values.split())]
-    name, read = table(tmp_path, f"file,label,{column}\n" + "".join(rows)), ReadConfig(test_fold=fold)
-    assert {split: grays(load_dataset(name, split, read=read, whole_train=True)) for split in expected} == expected
-    with pytest.raises(UserError, match="test_fold=9"):
-        load_dataset(name, "train", read=ReadConfig(test_fold=9))
 
 
 # ------------------------------------------------------------------------------------------ several labels
@@ -191,91 +153,6 @@ def test_the_model_says_that_labels_are_several(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ as people write them
-
-
-@pytest.mark.parametrize(
-    ("cells", "separator", "classes", "message"),
-    [
-        (["\"['cat', 'big']\"", "['cat']", "[]"], None, ("big", "cat"), "read as lists"),
-        (['"cat,big"', "cat", "dog"], None, ("cat", "cat,big", "dog"), "label-separator ','"),
-        (["cat;big", "cat", "dog"], None, ("cat", "cat;big", "dog"), "label-separator ';'"),
-        (["haze primary", "primary", "haze"], None, ("haze", "haze primary", "primary"), "label-separator ' '"),
-        (['"cat,big"', "cat", "dog"], ",", ("big", "cat", "dog"), ""),
-        (['"tench, fish"', "cat", "dog"], "|", ("cat", "dog", "tench, fish"), ""),
-        (["golden dog", "red dog", "cat"], None, ("cat", "golden dog", "red dog"), ""),
-        (["(unknown)", "cat", "cat"], None, ("(unknown)", "cat"), ""),
-    ],
-)
-def test_no_combination_of_labels_is_a_class_in_silence(
-    cells: list[str],
-    separator: str | None,
-    classes: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    text = "file,label\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells))
-    part = load_dataset(table(tmp_path, text), "all", read=ReadConfig(label_separator=separator))
-    assert (part.classes, part.multi_label) == (classes, "big" in classes)
-    assert message in caplog.text
-    assert bool(message) == ("labels such as" in caplog.text)
-
-
-@pytest.mark.parametrize("cell", ["nan", "<NA>", "NULL", "#N/A", "['nan']"])
-def test_what_pandas_writes_for_a_missing_label_is_no_class(cell: str, tmp_path: Path) -> None:
-    text = f"file,label,group\na.png,x,1\nb.png,y,nan\nc.png,{cell},nan\n"
-    with pytest.raises(UserError, match=r"c\.png"):
-        load_dataset(table(tmp_path, text), "all")
-    part = load_dataset(table(tmp_path, text.replace(",x,", ",x|y,")), "all")
-    assert (part.classes, label_lists(part)) == (("x", "y"), [["x", "y"], ["y"], []])
-    assert part.groups is not None
-    assert len(set(part.groups)) == 3
-
-
-@pytest.mark.parametrize(
-    ("labels", "classes", "said"),
-    [
-        ("10 9 0", ("0", "9", "10"), ""),
-        ("10 9 x", ("9", "10", "x"), ""),
-        ("0.0 10.0 2 2.0", ("0", "2", "10"), "0.0"),  # as pandas writes a column of integers with a gap
-        ("0.0 v2.0", ("0.0", "v2.0"), ""),
-        ("x None", ("None", "x"), "None"),
-        ("x n/a", ("n/a", "x"), "n/a"),
-    ],
-)
-def test_numbers_and_names_that_may_mean_none(
-    labels: str, classes: tuple[str, ...], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = "".join(f"{i}.png,{label}\n" for i, label in enumerate(labels.split()))
-    part = load_dataset(table(tmp_path, f"file,label\n{rows}"), "all")
-    assert part.classes == classes
-    assert [part.classes[label] for label in part.labels] == [
-        label.removesuffix(".0") if said == "0.0" else label for label in labels.split()
-    ]
-    assert not said or f" {said} " in caplog.text
-
-
-@pytest.mark.parametrize("off", ["0", "-1", "0.0"])
-def test_a_column_for_each_class(off: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    name = table(tmp_path, "file,Unnamed: 0,Cat,dog,cow\na.png,0,1,1,0\nb.png,1,0,1,0\nc.png,2,0,0,0\n")
-    (tmp_path / "labels.csv").write_text((tmp_path / "labels.csv").read_text().replace(",0", f",{off}"))
-    part = load_dataset(name, "all")
-    assert (part.classes, label_lists(part)) == (("Cat", "dog"), [["Cat", "dog"], ["dog"], []])
-    assert "no image has a 1 in cow" in caplog.text
-
-
-@pytest.mark.parametrize("written", ["{0}", "{0}.png", "photos\\{0}.png", "/kaggle/input/{0}.png"])
-def test_files_are_found_by_name(written: str, tmp_path: Path) -> None:
-    """As Kaggle's tables name them: without suffix or folder; of another machine or system."""
-    for value, file in enumerate(("train/a.png", "deep/photos/b.png", "c/photos/a/other.png"), 1):
-        put(tmp_path / file, value)
-    files = [written.format(stem) for stem in "ab"] if "photos" not in written else [written.format("b")]
-    name = table(tmp_path, "id,breed\n" + "".join(f"{file},x\n" for file in files), images=False)
-    assert grays(load_dataset(name, "all")) == ([1, 2] if len(files) == 2 else [2])
-    put(tmp_path / "again/photos/b.jpg")
-    put(tmp_path / "again/photos/b.png")
-    with pytest.raises(UserError, match=r"again/photos/b"):
-        load_dataset(name, "all")
 
 
 # -------------------------------------------------------------------------------------- what is wrong with rows

@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import re
+import shutil
 import tarfile
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,11 +28,18 @@ from vitlab.errors import UserError
 SMALL = ShardSettings(records=10)
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`pets`, 30 JPEGs of three classes, imbalanced, of 70 to 72 pixels; and in shards, `out`."""
+    folder = tmp_path_factory.mktemp("written")
+    write_folders(folder / "pets", {"ant": 15, "bee": 10, "cat": 5})
+    write_shards(f"folder:{folder / 'pets'}", folder / "out", SMALL)
+    return folder
+
+
 @pytest.fixture
-def pets(tmp_path: Path) -> Path:
-    """30 JPEGs of three classes, imbalanced, of 70 to 72 pixels."""
-    write_folders(tmp_path / "pets", {"ant": 15, "bee": 10, "cat": 5})
-    return tmp_path / "pets"
+def pets(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written / "pets", tmp_path / "pets")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -350,8 +358,8 @@ def edit_index(change: Any) -> Any:
         *(("classes.json", lambda path, text=text: path.write_text(text), "classes") for text in ("{", "[1, 2]", "[]")),
     ],
 )
-def test_files_that_do_not_match_the_index(pets: Path, tmp_path: Path, name: str, change: Any, message: str) -> None:
-    write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+def test_files_that_do_not_match_the_index(written: Path, tmp_path: Path, name: str, change: Any, message: str) -> None:
+    shutil.copytree(written / "out", tmp_path / "out")
     change(tmp_path / "out" / name)
     with pytest.raises(UserError, match=message):
         load_dataset(f"shards:{tmp_path / 'out'}", "train")

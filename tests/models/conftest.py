@@ -78,13 +78,18 @@ KINDS: dict[str, ModelConfig] = {
 }
 TRACED = {"relative, registers"}
 """Those that are compiled at every run of the tests, besides the ResNets of test_resnet.py; the rest with `slow`."""
+BLOCKS = {"token", "map", "relative every", "rotary and a table", "axial, registers", "hybrid, odd"}
+BLOCKS |= {"stochastic depth", "dropout", "SwiGLU", "v1", "v2, odd", "axial v2"}
+"""Those whose blocks differ, and with them what is computed inside; others differ before or after."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`vit_kind`, `resnet_kind`: every configuration of the class; `kind`: of both."""
-    for name, of in (("vit_kind", ViTConfig), ("resnet_kind", ResNetConfig), ("kind", ModelConfig)):
+    """`vit_kind`, `resnet_kind`: every configuration of the class; `kind`: of both; `block_kind`: those of `BLOCKS`."""
+    of = {"vit_kind": ViTConfig, "resnet_kind": ResNetConfig, "block_kind": ModelConfig, "kind": ModelConfig}
+    for name, cls in of.items():
         if name in metafunc.fixturenames:
-            chosen = {label: config for label, config in KINDS.items() if isinstance(config, of)}
+            labels = BLOCKS if name == "block_kind" else KINDS
+            chosen = {label: config for label, config in KINDS.items() if isinstance(config, cls) and label in labels}
             late = chosen.keys() - TRACED if "traceable" in metafunc.fixturenames else set()
             marks = {label: [pytest.mark.slow] if label in late else [] for label in chosen}
             metafunc.parametrize(name, [pytest.param(chosen[key], id=key, marks=marks[key]) for key in chosen])

@@ -29,9 +29,9 @@ def gradients(model: torch.nn.Module, images: torch.Tensor) -> tuple[dict[str, t
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, sum(kept.values())
 
 
-def test_recomputed_blocks_have_the_same_gradients(kind: ModelConfig) -> None:
-    plain = build_model(kind).train()
-    images = torch.randn(4, kind.in_chans, *kind.image_hw)
+def test_recomputed_blocks_have_the_same_gradients(block_kind: ModelConfig) -> None:
+    plain = build_model(block_kind).train()
+    images = torch.randn(4, block_kind.in_chans, *block_kind.image_hw)
     recomputed = copy.deepcopy(plain)
     recomputed.set_grad_checkpointing()
     recomputed.set_grad_checkpointing()  # a second time changes nothing

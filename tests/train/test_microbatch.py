@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.train import memory, microbatch
-from vitlab.train.microbatch import default_microbatch, free_memory, measure_step
+from vitlab.train.microbatch import default_microbatch, measure_step
 from vitlab.train.objectives import create_training_model
 
 CPU = torch.device("cpu")
@@ -24,40 +23,6 @@ SMALL = TrainConfig(
     precision="float32",
 )
 S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
-
-
-@pytest.mark.parametrize(
-    ("limit", "usage", "cache", "unlimited"),
-    [
-        ("memory.max", "memory.current", "inactive_file", "max"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file", "9223372036854771712"),
-    ],
-)
-def test_limit_of_a_container(tmp_path: Path, limit: str, usage: str, cache: str, unlimited: str) -> None:
-    assert microbatch._container_bytes(tmp_path) is None
-    (tmp_path / limit).parent.mkdir(exist_ok=True)
-    (tmp_path / limit).write_text("1000000\n")
-    (tmp_path / usage).write_text("700000\n")
-    assert microbatch._container_bytes(tmp_path) == 300_000
-    (tmp_path / usage).with_name("memory.stat").write_text(f"anon 5\n{cache} 200000\n")
-    assert microbatch._container_bytes(tmp_path) == 500_000
-    (tmp_path / limit).write_text(f"{unlimited}\n")
-    assert microbatch._container_bytes(tmp_path) is None
-
-
-def test_free_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The smaller of system and container; on a GPU also what torch has cached."""
-    (tmp_path / "meminfo").write_text(
-        "MemTotal:       24578932 kB\nMemAvailable:   1024 kB\nHugePages_Total:       0\n"
-    )
-    assert microbatch._available_bytes(tmp_path / "meminfo") == 2**20
-    monkeypatch.setattr(microbatch, "_available_bytes", lambda: 7)
-    for limit, expected in ((5, 5), (None, 7)):
-        monkeypatch.setattr(microbatch, "_container_bytes", lambda limit=limit: limit)
-        assert free_memory(CPU) == expected
-    for name, value in (("mem_get_info", (50, 100)), ("memory_reserved", 30), ("memory_allocated", 10)):
-        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert free_memory(torch.device("cuda")) == 70
 
 
 @pytest.mark.parametrize(

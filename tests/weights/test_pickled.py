@@ -4,6 +4,7 @@ import argparse
 import collections
 import io
 import pickle
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +54,10 @@ def test_a_training_s_file_through_the_door(
         convert(tmp_path / "timm", tmp_path / "out", key="model")
 
 
-def test_a_hugging_face_folder_with_a_pickle(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    """Its JSON files say what the weights are."""
+def test_a_hugging_face_folder_with_a_pickle(
+    tmp_path: Path, tiny: Callable[..., ViT], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its JSON files say what the weights are; they are read here as the process would write them."""
     model, folder = tiny(), tmp_path / "hf"
     write_huggingface(model, folder, {"classes": list("abcde")})
     state = safetensors.torch.load_file(folder / "model.safetensors")
@@ -63,6 +66,9 @@ def test_a_hugging_face_folder_with_a_pickle(tmp_path: Path, tiny: Callable[...,
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"`vitlab convert \S+/pytorch_model\.bin OUT`"):
         load_model(folder)
+    (tmp_path / "answer").write_bytes(b'{"chosen": "all of them"}\n' + safetensors.torch.save(state))
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: popen(["cat", tmp_path / "answer"], **options))
     convert(folder / "pytorch_model.bin", tmp_path / "out")
     images = torch.randn(2, 3, 12, 12)
     torch.testing.assert_close(load_model(tmp_path / "out")(images), model(images))

@@ -23,5 +23,5 @@ def test_names_and_halves_of_the_first_layer_are_restored(mlp_norm: bool) -> Non
 def test_pairs_of_queries_and_keys_move_half_a_head_apart(order: str, expected: list[int]) -> None:
     """The first rows of our pairs are of the row, the last of the column."""
     tensors = {"blocks.0.attn.qkv.bias": torch.arange(8.0).repeat(3)}
-    reorder_pairs(tensors, ViTConfig(width=8, heads=1), order)
-    assert tensors["blocks.0.attn.qkv.bias"].tolist() == [*expected, *expected, *range(8)]
+    reordered = reorder_pairs(tensors, ViTConfig(width=8, heads=1), order)
+    assert reordered["blocks.0.attn.qkv.bias"].tolist() == [*expected, *expected, *range(8)]

@@ -1,12 +1,12 @@
 """Flags of a run's settings: one for each field of its config, such as `--optim.lr`, with the recipe's values.
 
-`parse_command` takes three steps: `read_recipe` finds the recipe in the words of a command, whose values are the
-defaults of the flags; tyro reads the flags, unchecked; `resolve` makes the config, and checks it.
+`cli.parse` calls `parse_command`, which takes three steps: `read_recipe` finds the recipe in the words of a command,
+whose values are the defaults of the flags; tyro reads the flags, unchecked; `resolve` makes the config and checks it.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -15,6 +15,7 @@ from vitlab.config import FewShotConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, OPEN, PRETRAIN, resolve
+from vitlab.recipes.resolve import changes
 from vitlab.settings import nearest
 
 OTHER_NAMES = {
@@ -24,8 +25,11 @@ OTHER_NAMES = {
     "--out": "--workdir",
     "--workdir": "--out",
 }
-"""Flags by the names that they have in other commands."""
+"""A flag by its name in another command -> the name that this command may have for it."""
+SHOWN_RECIPE = "tiny-digits"
+"""The recipe whose defaults `--help` shows if none is given."""
 MODEL_OF_CHECKPOINT = {"model.": "the model comes from the checkpoint; give --image-size or --model.dropout."}
+"""The rule of commands that take a checkpoint, which `advice_for` does not apply to `model.dropout`."""
 TASK_DATA = ("data.name", "data.root", "data.classes", "data.train_split", "data.eval_split")
 """The settings that each task of VTAB decides."""
 WITHOUT_EFFECT = {
@@ -34,7 +38,7 @@ WITHOUT_EFFECT = {
     "finetune": MODEL_OF_CHECKPOINT | {"data.name": "give --dataset.", "data.root": "give --root."},
     "vtab": MODEL_OF_CHECKPOINT | dict.fromkeys(TASK_DATA, "each task brings its own data; give --root and --tasks."),
 }
-"""Settings that something else decides: command -> how their names begin -> the advice."""
+"""Settings without effect: command -> how their names begin -> what to do instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +69,7 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
     for setting in sorted(given):
         if advice := advice_for(name, setting):
             raise UserError(f"--{setting.replace('_', '-')} has no effect here: {advice}")
+    # tyro may have found another recipe or model than `read_recipe`, whose defaults would be wrong.
     if name in ("pretrain", "plan") and (command.recipe, command.model_name) != (words[0], chosen.model):
         raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
     if name == "finetune":
@@ -72,12 +77,19 @@ def parse_command(name: str, kind: Any, words: Sequence[str]) -> Any:
         given |= {setting: value for setting, value in data.items() if value is not None}
     has_budget = getattr(command, "budget", None) is not None
     resolved = resolve(chosen.config, given, chosen.open_settings, budget=has_budget)
-    decided = {"config": resolved.config, "open_settings": resolved.open_settings}
-    return dataclasses.replace(command, **{name: value for name, value in decided.items() if has_field(kind, name)})
+    if has_field(kind, "open_settings"):
+        command = dataclasses.replace(command, open_settings=resolved.open_settings)
+    return dataclasses.replace(command, config=resolved.config)
+
+
+def _with_hyphens(word: str) -> str:
+    """`--image-size`, for `--image_size`."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _by_own_name(word: str, kind: Any) -> str:
-    """`--dataset`, where a command has it as `--data.name`, and so on."""
+    """`--data.name`, for `--dataset` in a command that has no flag of this name; other words as they are."""
     flag, equals, value = word.partition("=")
     own = OTHER_NAMES.get(flag)
     if own is None or has_field(kind, flag[2:]) or not has_field(kind, "config" if "." in own else own[2:]):
@@ -99,10 +111,11 @@ def read_recipe(name: str, words: Sequence[str]) -> ChosenRecipe:
     if name == "finetune":
         recipe = _value_of("--recipe", words) or "staged"
         return ChosenRecipe(None, _look_up(recipe, FINETUNE)(), OPEN.get(recipe, ()))
-    recipe = words[0] if words and not words[0].startswith("-") else "tiny-digits"  # as for `--help`
+    recipe = words[0] if words and not words[0].startswith("-") else SHOWN_RECIPE
     model = _value_of("--model", words)
     if "--finetune" not in words:
-        return ChosenRecipe(model, _look_up(recipe, PRETRAIN)(*([model] if model else [])), ())
+        create = _look_up(recipe, PRETRAIN)
+        return ChosenRecipe(model, create(model) if model else create(), ())
     # `plan --finetune`, of a new model in place of the checkpoint's
     config = _look_up(recipe, FINETUNE)()
     side = _value_of("--model.image-size", words) or ""
@@ -111,21 +124,40 @@ def read_recipe(name: str, words: Sequence[str]) -> ChosenRecipe:
     return ChosenRecipe(model, config, OPEN.get(recipe, ()))
 
 
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value of `--flag VALUE` or `--flag=VALUE`."""
+    for word, following in itertools.zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else following
+    return None
+
+
+def _look_up(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if name not in table:
+        raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
+    return table[name]
+
+
 def with_flags(kind: Any, config: TrainConfig) -> Any:
-    """The dataclass of a command with flags for the settings of `config`, whose values are the defaults."""
+    """The dataclass `kind` of a command with a flag for each setting of `config`, whose values are the defaults.
+
+    tyro takes the defaults of flags from the default of their field. So `config: TrainConfig` of the command becomes
+    `config: <its unchecked subclass> = <the recipe's values>` in a subclass of the command.
+    """
     flags = _unchecked(config)
     hint = Annotated[type(flags), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
-    made = dataclasses.make_dataclass(
-        kind.__name__, [("config", hint, dataclasses.field(default=flags))], bases=(kind,), frozen=True
-    )
+    field = ("config", hint, dataclasses.field(default=flags))
+    made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
 
 
 def _unchecked(config: Any) -> Any:
-    """`config` as an instance of a subclass that checks nothing, and its sections likewise.
+    """`config` as an instance of a subclass that checks nothing (an empty `__post_init__`), and its sections likewise.
 
-    Flags alone may be invalid until `resolve` resets what they make useless: a recipe's `pad` with another crop.
+    tyro makes a config of the flags alone. It may be invalid until `resolve` resets what the flags make useless: with
+    `--data.crop none` the recipe's `data.pad` has no effect, and `TrainConfig` refuses it.
     """
     kind = type(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
@@ -142,7 +174,7 @@ def _given_settings(command: Any, words: Sequence[str]) -> dict[str, Any]:
     """The settings of `command.config` whose flags are among the words: dotted name -> value."""
     flags = {word.partition("=")[0] for word in words if word.startswith("-")}
     given = {}
-    for setting, value in _leaves(command.config):
+    for setting, value in changes(None, command.config):
         section, dot, name = setting.replace("_", "-").rpartition(".")
         is_negated = isinstance(value, bool) and f"--{section}{dot}no-{name}" in flags
         if is_negated or f"--{section}{dot}{name}" in flags:
@@ -150,37 +182,7 @@ def _given_settings(command: Any, words: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _leaves(config: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of all settings."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{section}{field.name}.")
-        else:
-            yield section + field.name, value
-
-
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """The value of `--flag VALUE` or `--flag=VALUE`."""
-    for word, following in itertools.zip_longest(words, words[1:]):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else following
-    return None
-
-
 def advice_for(name: str, setting: str) -> str | None:
-    """What to do instead of giving a setting that has no effect in a command; None where it has one."""
+    """What to do instead of giving a setting that has no effect in a command; None if it has one."""
     rules = WITHOUT_EFFECT[name].items()
     return next((advice for start, advice in rules if setting.startswith(start) and setting != "model.dropout"), None)
-
-
-def _look_up(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    if name not in table:
-        raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
-    return table[name]
-
-
-def _with_hyphens(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word

@@ -17,7 +17,7 @@ from vitlab.weights.recommended import DEFAULT
 
 @dataclass(frozen=True)
 class Demo:
-    """Pre-train, fine-tune at a higher resolution, test and inspect a small ViT on handwritten digits: two minutes."""
+    """See what pre-training is worth: a small ViT on 50 handwritten digits, fine-tuned and from scratch; 90 seconds."""
 
     out: Path = Path("vitlab-demo")
     """Folder for the runs and the page."""
@@ -30,9 +30,7 @@ class Demo:
         from vitlab.studies.demo import demo
 
         result = demo(self.out, seed=self.seed)
-        accuracies = f"pre-trained: {result['pretrain_accuracy']:.1%} of the test digits are right · "
-        accuracies += f"fine-tuned at twice the resolution: {result['finetune_accuracy']:.1%}"
-        print_result(result, self.json, f"{accuracies}\n{result['page']}")
+        print_result(result, self.json, f"{result['sentence']}\n{result['page']}")
         return 0
 
 

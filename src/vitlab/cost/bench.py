@@ -25,8 +25,8 @@ from vitlab.io import write_bytes
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.models.image_size import nearest_image_size
 from vitlab.panels import Panel, Series
+from vitlab.train.free_memory import GIB, free_memory
 from vitlab.train.memory import inference_bytes, rank_bytes
-from vitlab.train.microbatch import GIB, free_memory
 from vitlab.train.precision import choose_device, device_name, frozen_dtype, keep_freed_memory
 from vitlab.train.throughput import peak_flops
 from vitlab.train.workdir import write_json

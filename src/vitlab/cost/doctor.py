@@ -16,7 +16,7 @@ from vitlab.data.loader import SHARED_MEMORY, available_cores
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend
 from vitlab.train.compile_cache import cpp_compiler
-from vitlab.train.microbatch import GIB
+from vitlab.train.free_memory import GIB
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""

@@ -1,6 +1,7 @@
 """The cost of a run before it starts: compute, hours, memory of each process, data rate, checkpoint.
 
-Nothing is read and nothing is trained. Memory follows from a formula (`train/memory.py`).
+`vitlab plan` calls `estimate`, `paper/tables.py` calls `core_days`. Nothing is read, and nothing is trained unless
+the speed is to be measured. Memory follows from a formula (`train/memory.py`).
 """
 
 import dataclasses
@@ -23,8 +24,8 @@ from vitlab.recipes.rules import bit_hyperrule
 from vitlab.settings import nearest
 from vitlab.studies.compute import PAPER_IMAGES, model_of, num_training_images
 from vitlab.studies.spec import StudyRun, exaflops, updates
+from vitlab.train.free_memory import free_memory
 from vitlab.train.memory import rank_bytes, weight_counts
-from vitlab.train.microbatch import free_memory
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision, choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.throughput import DEVICES, find_device
@@ -33,10 +34,11 @@ CPU = "cpu"
 DAY = 24 * 3600
 DEFAULT_MFU = 0.4
 TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
-"""Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
+"""Recipe, model, and the TPUv3-core-days that Table 2 prints (a chip has two cores)."""
 SECONDS = 1.0
+"""Time of one round of a measurement on this machine."""
 ROUNDS = 3
-"""A measurement on this machine has so many rounds of SECONDS each."""
+"""Rounds of such a measurement."""
 MAX_IMAGES = 128
 """Largest batch of such a measurement."""
 MAX_CPU_STEP_FLOPS = 1e12
@@ -95,7 +97,7 @@ class Estimate:
     model: ModelSize
     data: str
     examples: int | None
-    """Images of train; None where they are unknown and do not affect the length of the run."""
+    """Images of train; None if they are unknown and do not affect the length of the run."""
     epochs: float | None
     steps: int
     batch_size: int
@@ -133,29 +135,30 @@ def estimate(
     examples: int | None = None,
     image_kb: float = 110.0,
 ) -> Estimate:
-    """The cost of a run.
+    """The cost of a run. Raises UserError for invalid arguments.
 
-    device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a fraction
-    of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU. examples: images of train, if unknown. Raises
-    UserError for invalid arguments.
+    device: one of DEVICES, or `cpu`, a machine like this one.
+    count: processes, each with one device.
+    mfu: a fraction of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU.
+    examples: images of train, if the registry does not know them.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
     examples = _train_examples(config, examples)
-    config = _with_hyperrule_and_classes(config, examples, device, open_settings)
+    config = _for_images(config, examples, device, open_settings)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
-    work = exaflops(config, examples or config.batch_size)
+    total_exaflops = exaflops(config, examples or config.batch_size)
     steps = updates(config, examples or config.batch_size)
     rank = _rank_memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
-    flops, mfu_source = _device_flops(config, device, mfu, peak, rank.images_at_once)
-    seconds = work * 1e18 / (flops * count)
+    flops_per_s, mfu_source = _device_speed(config, device, mfu, peak, rank.images_at_once)
+    seconds = total_exaflops * 1e18 / (flops_per_s * count)
     images_per_s = steps * config.batch_size / seconds
-    parameters, *_ = weight_counts(config.model, config.masking)
-    state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
+    parameters = weight_counts(config.model, config.masking).total
+    numbers_per_weight = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return Estimate(
         model=ModelSize(model_name, parameters, config.model.forward_macs),
         data=config.data.name,
@@ -163,38 +166,36 @@ def estimate(
         epochs=steps * config.batch_size / examples if examples else None,
         steps=steps,
         batch_size=config.batch_size,
-        exaflops=work,
+        exaflops=total_exaflops,
         device=device,
         count=count,
-        tflops=flops / 1e12,
-        mfu=flops / peak if peak else None,
+        tflops=flops_per_s / 1e12,
+        mfu=flops_per_s / peak if peak else None,
         mfu_source=mfu_source,
         hours=seconds / 3600,
         device_hours=count * seconds / 3600,
-        tpuv3_core_days=core_days(work, model_name),
+        tpuv3_core_days=core_days(total_exaflops, model_name),
         images_per_s=images_per_s,
         image_kb=image_kb,
         bytes_per_s=images_per_s * image_kb * 1e3,
-        checkpoint_bytes=4 * state * parameters,
+        checkpoint_bytes=4 * numbers_per_weight * parameters,
         rank=rank,
     )
 
 
-def _with_hyperrule_and_classes(
-    config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]
-) -> TrainConfig:
-    """`config` with everything that depends on the data and the device. Raises UserError where nothing is trained."""
+def _for_images(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
+    """`config` with its open settings by BiT's rule, and a head for its classes. Raises UserError if `runs` is 0."""
     if isinstance(config, FinetuneConfig) and not config.runs:
         raise UserError("runs is 0, and the least-squares head alone has no training to plan; give --runs 1.")
     if isinstance(config, FinetuneConfig) and open_settings:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
         config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda", open_settings)
-    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))
+    return dataclasses.replace(config, model=model_of(StudyRun("plan", config, {}), {}))  # a run without a study
 
 
 def _train_examples(config: TrainConfig, count: int | None) -> int | None:
-    """Images of the training split; None where they are unknown and do not affect the length of the run."""
+    """Images of the training split; None if they are unknown and do not affect the length of the run."""
     try:
         return count or num_training_images(config.data)
     except ValueError as error:
@@ -204,25 +205,28 @@ def _train_examples(config: TrainConfig, count: int | None) -> int | None:
         raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
 
 
-def core_days(work: float, model_name: str | None = None) -> CoreDays:
-    """TPUv3-core-days of `work` exaFLOPs, at the mean rate of a core in the three runs of Table 2.
+def core_days(run_exaflops: float, model_name: str | None = None) -> CoreDays:
+    """TPUv3-core-days of a run, at the mean rate of a core in the three runs of Table 2.
 
     That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
-    configs = [recipe(model) for recipe, model, _ in TABLE2]
-    works = [exaflops(config, PAPER_IMAGES[config.data.name]) for config in configs]
-    tflops = sum(works) * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
+    table_exaflops = []
+    table_days = []
     printed = None
-    for (_, model, days), of_table in zip(TABLE2, works, strict=True):
-        if model == model_name and math.isclose(work, of_table, rel_tol=1e-3):
+    for recipe, model, days in TABLE2:
+        config = recipe(model)
+        table_exaflops.append(exaflops(config, PAPER_IMAGES[config.data.name]))
+        table_days.append(days)
+        if model == model_name and math.isclose(run_exaflops, table_exaflops[-1], rel_tol=1e-3):
             printed = days
-    return CoreDays(days=work * 1e6 / tflops / DAY, tflops=tflops, printed=printed)
+    tflops = sum(table_exaflops) * 1e6 / (sum(table_days) * DAY)
+    return CoreDays(days=run_exaflops * 1e6 / tflops / DAY, tflops=tflops, printed=printed)
 
 
-def _device_flops(
+def _device_speed(
     config: TrainConfig, device: str, mfu: str | None, peak: float | None, images_at_once: int
 ) -> tuple[float, str]:
-    """FLOP/s of one device, and where the number comes from."""
+    """FLOP/s of one device, and where the number comes from. `peak`: its FLOP/s in bfloat16, if known."""
     if mfu == "measured":
         return _measured_flops(config, device, images_at_once)
     if mfu is None and config.precision == "float32":
@@ -247,14 +251,14 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
     if device != (find_device(name) or name):
         raise UserError(f"this machine has {name}, and --device is {device}; give that device, or --mfu 0.4.")
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    flops = 6 * single.model.macs_without_padding
+    flops_per_image = 6 * single.model.macs_without_padding
     size = min(images_at_once, MAX_IMAGES)
     if here.type == CPU:
         keep_freed_memory()
-        size = min(size, max(1, round(MAX_CPU_STEP_FLOPS / flops)))
+        size = min(size, max(1, round(MAX_CPU_STEP_FLOPS / flops_per_image)))
     run = dataclasses.replace(single, batch_size=size, microbatch=None, fsdp=False)
     rates = time_interleaved({"step": training_step(run, here)}, SECONDS, ROUNDS)["step"]
-    return statistics.median(rates) * size * flops, f"measured here, on {name}, with {size} images at once"
+    return statistics.median(rates) * size * flops_per_image, f"measured here, on {name}, with {size} images at once"
 
 
 def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
@@ -323,9 +327,8 @@ def format_estimate(cost: Estimate) -> str:
         rows.append({"MB": strategy} | {name: f"{size / 1e6:,.1f}" for name, size in sizes.items()})
         if not memory.fits:
             most = memory.microbatch_that_fits
-            notes.append(
-                f"{strategy}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}."
-            )
+            note = f"--microbatch {most} would fit" if most else "one image at once does not fit"
+            notes.append(f"{strategy}: {note}.")
     return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", header, format_table(rows), *notes])
 
 

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitlab.data.decode import IMAGE_SUFFIXES
-from vitlab.data.splits import warn_once
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.errors import UserError, first_ten, quoted, warn_once
 
 logger = logging.getLogger(__name__)
 

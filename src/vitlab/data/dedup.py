@@ -1,9 +1,11 @@
 """Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
 Similar images differ by size, compression, brightness, color, a crop by up to about 8 % of a side, or mirroring.
-Rotated images and larger crops are not found. Thumbnails are compared: a hash proposes pairs (`candidates`,
-`correlated`), which is cheap; the distance aligns the two images (`distances`). Without the alignment most crops by 4 %
-and more are missed (docs/records/evaluation.md).
+Rotated images and larger crops are not found. `vitlab duplicates` calls `find_duplicates`, which compares thumbnails:
+
+1. `candidates` compares the hashes of all pairs, which is cheap; `correlated` chooses among the similar ones.
+2. `distances` aligns the two thumbnails of a pair and measures their distance. Without the alignment most crops by 4 %
+   and more are missed (docs/records/evaluation.md).
 """
 
 from collections.abc import Iterator
@@ -23,22 +25,43 @@ from vitlab.data.loader import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 
-SIDE = 32  # pixels of a thumbnail's side
-MIN_STD = 2.0  # least deviation of a thumbnail's gray values (0-255); below, it is blank: skipped and counted
-SHARD = 16_384  # training images whose thumbnails are in memory together
-CENTER = 0.94  # part of each side that an image's second hash covers, to match the first hash of a cropped copy
-COMPARED = ((0, 0), (0, 1), (1, 0))  # the hashes of a test and of a training image: 0 of the whole, 1 of the center
-RADIUS = 18  # most differing bits in the hashes of a proposed pair; measured by benchmarks/dedup.py
-NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # number and least correlation of a proposed pair's lowest frequencies
-THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
-MAX_THRESHOLD = 0.5  # largest distance that can be asked for: above it, PYRAMID ends a comparison
-PYRAMID = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
-"""How a pair is aligned: the side of the images, the number of steps, the largest distance with which it continues."""
-REACH = 0.14  # largest shift (in halves of a side) or scaling of an alignment
+
+class Level(NamedTuple):
+    """A resolution at which a pair is aligned."""
+
+    side: int  # of the thumbnails, in pixels
+    steps: int
+    max_distance: float  # a pair that is farther apart is not compared at the next level
+
+
+SIDE = 32
+"""Pixels of a thumbnail's side."""
+MIN_STD = 2.0
+"""Least standard deviation of a thumbnail's gray values (0-255). Below it the image is blank: skipped and counted."""
+MAX_THUMBNAILS = 16_384
+"""Training images whose thumbnails are in memory at a time."""
+CENTER = 0.94
+"""Part of each side that an image's second hash covers, to match the first hash of a cropped copy."""
+COMPARED = ((0, 0), (0, 1), (1, 0))
+"""Which hash of a test image is compared with which of a training image: 0 of the whole image, 1 of its center."""
+RADIUS = 18
+"""Most differing bits in the hashes of a candidate; measured by benchmarks/dedup.py."""
+NUM_FREQUENCIES = 20
+"""How many of the lowest frequencies are correlated."""
+MIN_CORRELATION = 0.85
+"""Their least correlation in a pair that remains."""
+THRESHOLD = 0.25
+"""Largest distance of near-duplicates; measured by benchmarks/dedup.py."""
+MAX_THRESHOLD = 0.5
+"""Largest distance that can be asked for: PYRAMID ends the comparison of pairs that are farther apart."""
+PYRAMID = (Level(8, 4, 0.7), Level(16, 3, 0.5), Level(32, 3, np.inf))
+"""The levels at which a pair is aligned, one after the other."""
+REACH = 0.14
+"""Largest shift (in halves of a side) or scaling of an alignment."""
 
 Indices = Int64[np.ndarray, " n"]
-View = tuple[bool, np.ndarray, np.ndarray]
-"""Whether mirrored, thumbnails uint8 [M, S, S], and their frequencies [2, M, 64]."""
+Warp = Float[Tensor, "n 4"]
+"""How coordinates are warped: scale and shift of y, then of x. They run from -1 to 1, with 0 in the middle."""
 
 
 class Pair(NamedTuple):
@@ -52,64 +75,81 @@ class Pair(NamedTuple):
 
 
 class Omitted(NamedTuple):
-    """Indices of blank images, and of those that could not be read, with the reason."""
+    """The indices of images that could not be compared."""
 
     blank: list[int]
-    unreadable: dict[int, str]
+    unreadable: dict[int, str]  # index -> reason
 
 
 class Duplicates(NamedTuple):
-    """The pairs, the most similar first, and the images of either set that could not be compared."""
+    """What `find_duplicates` returns."""
 
-    pairs: list[Pair]
+    pairs: list[Pair]  # the most similar first
     train: Omitted
     test: Omitted
+
+
+class View(NamedTuple):
+    """The test images as they are, or mirrored."""
+
+    is_mirrored: bool
+    thumbs: UInt8[np.ndarray, "M S S"]
+    frequencies: Float[np.ndarray, "2 M 64"]
+
+
+class Candidates(NamedTuple):
+    """Pairs of images that may be near-duplicates: one element for each pair."""
+
+    train: Indices
+    test: Indices
+    bits: UInt8[np.ndarray, " n"]  # that differ in their hashes
 
 
 def find_duplicates(
     train: Dataset, test: Dataset, *, limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Duplicates:
-    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`. Raises UserError if a shard
-    has more than `max_candidates` pairs of similar hashes; a pair takes about 0.1 ms."""
+    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`. Raises UserError for more
+    than `max_candidates` pairs in a block of training images; a pair takes about 0.1 ms."""
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
-    parts = list(_read_thumbnails(test, "test", test_omitted))
-    test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
-    views = mirrored_views(thumbs)
-    best: dict[tuple[int, int], Pair] = {}
-    for indices, shard in _read_thumbnails(train, "train", train_omitted):
-        for match in compare(shard, views, limit, max_candidates):
-            key = int(indices[match.train]), int(test_indices[match.test])
+    blocks = list(_read_thumbnails(test, "test", test_omitted))
+    test_indices, test_thumbs = map(np.concatenate, zip(*blocks, strict=True))
+    views = mirrored_views(test_thumbs)
+    best: dict[tuple[int, int], Pair] = {}  # (training image, test image) -> as it is or mirrored, whichever is nearer
+    for train_indices, thumbs in _read_thumbnails(train, "train", train_omitted):
+        for match in compare(thumbs, views, limit, max_candidates):
+            key = int(train_indices[match.train]), int(test_indices[match.test])
             pair = match._replace(train=key[0], test=key[1])
             best[key] = min(best.get(key, pair), pair, key=lambda p: (p.distance, p.flipped))
     return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), train_omitted, test_omitted)
 
 
 def mirrored_views(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
-    """Test thumbnails with their frequencies, as they are and mirrored."""
+    """The views of test thumbnails: as they are, and mirrored."""
     mirrored = np.ascontiguousarray(thumbs[:, :, ::-1])
-    return [(False, thumbs, frequencies(thumbs)), (True, mirrored, frequencies(mirrored))]
+    return [View(False, thumbs, frequencies(thumbs)), View(True, mirrored, frequencies(mirrored))]
 
 
 def compare(
-    shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD, max_candidates: int | None = None
+    thumbs: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD, max_candidates: int | None = None
 ) -> Iterator[Pair]:
-    """The pairs of a thumbnail of `shard` and one of `views` that are at most `limit` apart, by their indices there."""
-    shard_frequencies = frequencies(shard)
-    for flipped, thumbs, test_frequencies in views:
-        train, test, bits = candidates(hashes(shard_frequencies), hashes(test_frequencies))
-        similar = correlated(shard_frequencies, test_frequencies, train, test)
-        train, test, bits = train[similar], test[similar], bits[similar]
-        if max_candidates is not None and len(train) > max_candidates:
-            raise UserError(f"{len(train):,} pairs of images look alike, which is too many to compare quickly.")
-        distance = distances(thumbs, shard, test, train).astype(np.float64).round(4)
+    """The pairs of a training thumbnail and one of `views` that are at most `limit` apart, by their indices there."""
+    train_frequencies = frequencies(thumbs)
+    for view in views:
+        pairs = candidates(hashes(train_frequencies), hashes(view.frequencies))
+        similar = correlated(train_frequencies, view.frequencies, pairs)
+        pairs = Candidates(*(each[similar] for each in pairs))
+        if max_candidates is not None and len(pairs.train) > max_candidates:
+            raise UserError(f"{len(pairs.train):,} pairs of images look alike, which is too many to compare quickly.")
+        distance = distances(thumbs, view.thumbs, pairs).astype(np.float64).round(4)
         for n in np.flatnonzero(distance <= limit).tolist():
-            yield Pair(int(train[n]), int(test[n]), float(distance[n]), int(bits[n]), flipped)
+            train, test, bits = (int(each[n]) for each in pairs)
+            yield Pair(train, test, float(distance[n]), bits, view.is_mirrored)
 
 
 def _read_thumbnails(
     dataset: Dataset, name: str, omitted: Omitted
 ) -> Iterator[tuple[Indices, UInt8[np.ndarray, "n S S"]]]:
-    """Indices and thumbnails, at most SHARD at a time; `omitted` collects the others."""
+    """Indices and thumbnails of images, at most MAX_THUMBNAILS at a time; `omitted` collects the other images."""
 
     def read(index: int) -> np.ndarray:
         try:
@@ -120,16 +160,13 @@ def _read_thumbnails(
 
     # Pillow decodes and scales outside of Python's lock.
     with ThreadPoolExecutor(available_cores()) as pool, ProgressDisplay(f"reading {name}", len(dataset)) as display:
-        for start in range(0, len(dataset), SHARD):
-            stop = min(start + SHARD, len(dataset))
+        for start in range(0, len(dataset), MAX_THUMBNAILS):
+            stop = min(start + MAX_THUMBNAILS, len(dataset))
             thumbs = np.stack(list(pool.map(read, range(start, stop))))
             blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also for unreadable images
             omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
             display.update(stop)
             yield start + np.flatnonzero(~blank), thumbs[~blank]
-
-
-# --------------------------------------------------------------------------------------------- hashes
 
 
 def thumbnail(image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S"]:
@@ -172,73 +209,66 @@ def hashes(values: Float[np.ndarray, "2 N 64"]) -> UInt64[np.ndarray, "2 N"]:
     return np.ascontiguousarray(packed).view(np.uint64)[:, :, 0]
 
 
-def candidates(
-    train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]
-) -> tuple[Indices, Indices, UInt8[np.ndarray, " n"]]:
-    """Pairs (index in train, index in test, bits that differ) with hashes that differ in at most RADIUS bits. Every
-    pair is compared, in blocks that stay in the processor's cache."""
-    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
+def candidates(train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]) -> Candidates:
+    """Pairs of images with hashes that differ in at most RADIUS bits. Every pair is compared, in blocks that stay in
+    the processor's cache."""
+    blocks = [Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
     for first_train in range(0, train.shape[1], 8192):
-        block = train[:, first_train : first_train + 8192]
+        train_block = train[:, first_train : first_train + 8192]
         for first_test in range(0, test.shape[1], 8):
-            tested = test[:, first_test : first_test + 8, None]
-            bits = np.minimum.reduce([np.bitwise_count(tested[one] ^ block[other]) for one, other in COMPARED])
+            test_block = test[:, first_test : first_test + 8, None]
+            bits = np.minimum.reduce([np.bitwise_count(test_block[a] ^ train_block[b]) for a, b in COMPARED])
             row, column = (bits <= RADIUS).nonzero()
             if len(row):
-                pairs.append((column + first_train, row + first_test, bits[row, column]))
-    trains, tests, all_bits = map(np.concatenate, zip(*pairs, strict=True))
-    return trains, tests, all_bits
+                blocks.append(Candidates(column + first_train, row + first_test, bits[row, column]))
+    return Candidates(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def correlated(
-    train: Float[np.ndarray, "2 N 64"], test: Float[np.ndarray, "2 M 64"], train_indices: Indices, test_indices: Indices
+    train: Float[np.ndarray, "2 N 64"], test: Float[np.ndarray, "2 M 64"], pairs: Candidates
 ) -> Bool[np.ndarray, " n"]:
-    """Which pairs of images remain: their lowest frequencies themselves, not only the signs, correlate. It has a
-    hundredth of the cost of `distances`."""
+    """Whether the lowest frequencies themselves correlate, not only their signs. Costs a hundredth of `distances`."""
 
     def normalized(values: np.ndarray) -> np.ndarray:
         lowest = values[:, :, :NUM_FREQUENCIES]
         return (lowest / np.maximum(np.linalg.norm(lowest, axis=2, keepdims=True), 1e-6)).astype(np.float32)
 
     train, test = normalized(train), normalized(test)
-    similar = np.zeros(len(train_indices), bool)
-    for one, other in COMPARED:
+    similar = np.zeros(len(pairs.train), bool)
+    for test_hash, train_hash in COMPARED:
         for start in range(0, len(similar), 65_536):
             part = slice(start, start + 65_536)
-            a, b = test[one][test_indices[part]], train[other][train_indices[part]]
+            a, b = test[test_hash][pairs.test[part]], train[train_hash][pairs.train[part]]
             similar[part] |= np.einsum("nf,nf->n", a, b) >= MIN_CORRELATION
     return similar
 
 
-# ------------------------------------------------------------------------------------------ distances
-
-
 def distances(
-    first: UInt8[np.ndarray, "N S S"], second: UInt8[np.ndarray, "M S S"], first_rows: Indices, second_rows: Indices
+    train: UInt8[np.ndarray, "N S S"], test: UInt8[np.ndarray, "M S S"], pairs: Candidates
 ) -> Float[np.ndarray, " n"]:
-    """The distance of the thumbnails of pairs, given by their rows: 0 the same, 1.41 unrelated, 2 a negative.
+    """The distance of the thumbnails of each pair: 0 the same, 1.41 unrelated, 2 a negative.
 
-    The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
-    both are normalized to mean 0 and std 1, and the distance is the root of their mean squared difference.
-    Infinite if the two already differ at a quarter or half of the resolution (`PYRAMID`).
+    The training image is shifted and scaled along both axes until it fits the test image. Over the part that both show,
+    both are normalized to mean 0 and std 1, and the distance is the root of their mean squared difference. It is
+    infinite if a level of `PYRAMID` before the last ends the comparison.
     """
-    result = np.full(len(first_rows), np.inf, np.float32)
+    result = np.full(len(pairs.train), np.inf, np.float32)
     for start in range(0, len(result), 2048):
         part = slice(start, start + 2048)
-        a = torch.from_numpy(first[first_rows[part]]).float()
-        b = torch.from_numpy(second[second_rows[part]]).float()
-        pairs = torch.arange(start, start + len(a))
+        a = torch.from_numpy(test[pairs.test[part]]).float()
+        b = torch.from_numpy(train[pairs.train[part]]).float()
+        remaining = torch.arange(start, start + len(a))
         distance = torch.empty(0)
-        warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)  # scale and shift of y, then of x; the middle is 0
-        for side, steps, most in PYRAMID:
-            if not len(pairs):
+        warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)
+        for level in PYRAMID:
+            if not len(remaining):
                 break
-            correlation, warp = _align(_shrink(a, side), _shrink(b, side), warp, steps)
+            correlation, warp = _align(_shrink(a, level.side), _shrink(b, level.side), warp, level.steps)
             distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
-            close = distance <= most
+            close = distance <= level.max_distance
             a, b = a[close], b[close]
-            pairs, warp, distance = pairs[close], warp[close], distance[close]
-        result[pairs.numpy()] = distance.numpy()
+            remaining, warp, distance = remaining[close], warp[close], distance[close]
+        result[remaining.numpy()] = distance.numpy()
     return result
 
 
@@ -252,8 +282,8 @@ def _shrink(x: Float[Tensor, "n S S"], side: int) -> Float[Tensor, "n side side"
 
 
 def _align(
-    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"], steps: int
-) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Warp, steps: int
+) -> tuple[Float[Tensor, " n"], Warp]:
     """The best correlation of `a` and warped `b`, and its warp: Gauss-Newton, as Lucas and Kanade's."""
     best, best_warp = torch.full((len(a),), -1.0), warp
     low = torch.tensor([1 - REACH, -REACH, 1 - REACH, -REACH])
@@ -266,9 +296,7 @@ def _align(
     return best, best_warp
 
 
-def _fit(
-    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"]
-) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+def _fit(a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Warp) -> tuple[Float[Tensor, " n"], Warp]:
     """The correlation of `a` with `b` under `warp`, where both are, and the change of `warp` that promises more.
 
     With b_w = `b` under `warp`, its derivatives b_y and b_x, and (y, x) a pixel's position in [-1, 1], to first order
@@ -277,31 +305,46 @@ def _fit(
 
     a linear regression of `a` on six images. Pixels outside of `b` have no weight.
     """
-    half = a.shape[1] / 2
-    center = (torch.arange(a.shape[1]) + 0.5) / half - 1  # the positions of pixels
+    (b_w, b_y, b_x), weight = _warp(b, warp)
+    position = _positions(a.shape[1])
+    basis = torch.stack([b_w, torch.ones_like(a), b_y * position[:, None], b_y, b_x * position, b_x], dim=3)
+    correlation, coefficients = _regress(a.flatten(1), basis.flatten(1, 2), weight.flatten(1))
+    gain = coefficients[:, :1]
+    change = torch.where(gain > 0.1, coefficients[:, 2:] / gain.clamp(min=0.1), 0)
+    return correlation, change.clamp(-0.05, 0.05)
+
+
+def _positions(side: int) -> Float[Tensor, " side"]:
+    """The centers of pixels along a side, in [-1, 1]."""
+    return (torch.arange(side) + 0.5) / (side / 2) - 1
+
+
+def _warp(b: Float[Tensor, "n s s"], warp: Warp) -> tuple[list[Float[Tensor, "n s s"]], Float[Tensor, "n s s"]]:
+    """Two results: `b` under `warp` with its derivatives along y and x; and 1 for the pixels inside of `b`, else 0."""
+    side = b.shape[1]
     lookup, inside = [], []
     for axis in (0, 1):
-        position = warp[:, 2 * axis, None] * center + warp[:, 2 * axis + 1, None]
+        position = warp[:, 2 * axis, None] * _positions(side) + warp[:, 2 * axis + 1, None]
         inside.append((position.abs() <= 1).float())
-        pixel = ((position + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
-        lookup.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
+        pixel = ((position + 1) * (side / 2) - 0.5).clamp(0, side - 1)
+        lookup.append((1 - (pixel[:, :, None] - torch.arange(side)).abs()).clamp(min=0))  # linear interpolation
     rows, columns = lookup[0], lookup[1].mT
-    b_y, b_x = (rows @ slope @ columns for slope in torch.gradient(b, spacing=1 / half, dim=(1, 2)))
-    basis = torch.stack(
-        [rows @ b @ columns, torch.ones_like(a), b_y * center[:, None], b_y, b_x * center, b_x], dim=3
-    ).flatten(1, 2)
-    weight = (inside[0][:, :, None] * inside[1][:, None, :]).flatten(1)
+    images = (b, *torch.gradient(b, spacing=2 / side, dim=(1, 2)))
+    return [rows @ image @ columns for image in images], inside[0][:, :, None] * inside[1][:, None, :]
+
+
+def _regress(
+    target: Float[Tensor, "n p"], basis: Float[Tensor, "n p 6"], weight: Float[Tensor, "n p"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 6"]]:
+    """The correlation of `target` with the first image of `basis`, and the coefficients of all six (weighted least
+    squares, slightly damped). Changes `basis`: its first image gets mean 0."""
     area = weight.sum(1)
-    target = a.flatten(1)
     target = target - ((weight * target).sum(1) / area)[:, None]
     basis[:, :, 0] -= ((weight * basis[:, :, 0]).sum(1) / area)[:, None]
     weighted = basis * weight[:, :, None]
-    products = weighted.mT @ basis
-    onto = (weighted.mT @ target[:, :, None])[:, :, 0]
-    power = (weight * target**2).sum(1) * products[:, 0, 0]
-    correlation = onto[:, 0] / power.clamp(min=1e-6).sqrt()
-    damped = products + torch.diag_embed(1e-3 * products.diagonal(dim1=1, dim2=2) + 1e-3)
-    solved = torch.linalg.solve(damped, onto)
-    gain = solved[:, :1]
-    change = torch.where(gain > 0.1, solved[:, 2:] / gain.clamp(min=0.1), 0)
-    return correlation, change.clamp(-0.05, 0.05)
+    basis_products = weighted.mT @ basis
+    target_products = (weighted.mT @ target[:, :, None])[:, :, 0]
+    variances = (weight * target**2).sum(1) * basis_products[:, 0, 0]
+    correlation = target_products[:, 0] / variances.clamp(min=1e-6).sqrt()
+    damped = basis_products + torch.diag_embed(1e-3 * basis_products.diagonal(dim1=1, dim2=2) + 1e-3)
+    return correlation, torch.linalg.solve(damped, target_products)

@@ -1,4 +1,4 @@
-"""Image folders: which folders are splits and classes, and the images in them."""
+"""Image folders (`folder:PATH` of `load_dataset`): which folders are splits and classes, and the images in them."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.classes import canonical, natural_order
+from vitlab.data.class_names import canonical, natural_order
 from vitlab.data.contents import (
     contents_of,
     has_images,
@@ -22,8 +22,7 @@ from vitlab.data.contents import (
 )
 from vitlab.data.dataset import Dataset, SplitReader
 from vitlab.data.decode import Entry
-from vitlab.data.splits import warn_once
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.errors import UserError, first_ten, quoted, warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +42,11 @@ _WRAPPERS = ("data", "dataset", "datasets", "images", "image", "imgs", "img", "p
 def folder_splits(path: Path, name: str) -> SplitReader:
     """`PATH/CLASS/**/image`, or the same below `train/`, `val/` and `test/`, or other names of splits (`_SPLIT_NAME`).
 
-    If all images of a folder lie in one of its folders, and there in several folders, it only wraps these: the inner
-    one is read. The classes are the folder names (of `train/`, where there is one) in `natural_order`; all splits share
-    them.
+    A folder that only wraps another one is skipped (`_unwrap`). The classes are the names of the folders in `train/`,
+    or without it in all splits, in `natural_order`; all splits share them.
     """
     look_again()
-    home = _unwrap(path, lambda folder: bool(_split_folders(folder)))
+    home = _unwrap(path, _split_folders)
     folders = _split_folders(home) or {"train": home}
     if "train" in folders:
         folders["train"] = _unwrap(folders["train"])
@@ -62,8 +60,7 @@ def folder_splits(path: Path, name: str) -> SplitReader:
         )
     known = set(map(canonical, classes))
     splits = {
-        split: _unwrap(folder, lambda f: not known.isdisjoint(map(canonical, subfolders(f))))
-        for split, folder in folders.items()
+        split: _unwrap(root, lambda f: known & set(map(canonical, subfolders(f)))) for split, root in folders.items()
     }
     for root in class_roots:
         _report_nesting(root, subfolders(root))
@@ -77,13 +74,19 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     return list(splits), read
 
 
-def _unwrap(path: Path, stop: Callable[[Path], bool] = lambda _: False) -> Path:
-    """The folder that `path` wraps: several levels down, the first that `stop` accepts or that holds several folders of
-    images. Else `path` itself."""
+def _unwrap(path: Path, is_sought: Callable[[Path], object] = lambda _: False) -> Path:
+    """The folder that is read for `path`: the one with all its images, any number of levels down, if it `is_sought` or
+    holds several folders of images; otherwise `path` itself.
+
+        flowers/data/{train,test}/   data, as split folders are sought
+        train/images/{rose,tulip}/   images, of several folders
+        test/images/rose/            images, as a folder with the classes of train is sought
+        train/rose/                  train
+    """
     inner = path
-    while not stop(inner) and (wrapped := _wrapped_folder(inner)):
+    while not is_sought(inner) and (wrapped := _wrapped_folder(inner)):
         inner = wrapped
-    if inner == path or not (stop(inner) or _folders_with_images(inner)):
+    if inner == path or not (is_sought(inner) or _folders_with_images(inner)):
         return path
     folders = first_ten(natural_order(subfolders(inner)))
     warn_once(f"{quoted(str(path))}: all images lie in {quoted(str(inner))}, whose folders are read: {folders}")
@@ -104,14 +107,14 @@ def _folders_with_images(path: Path) -> list[str]:
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
-    """Split -> its folder; empty if `path` holds class folders. Names with something before the split (`seg_train`)
-    count where it is the same for several splits."""
+    """Split -> its folder; empty if `path` holds class folders. Folders without a prefix (`train`) are taken first;
+    otherwise folders with a prefix (`seg_train`, `seg_test`) are splits if at least two of them share it."""
     present = subfolders(path)
     by_prefix = collections.defaultdict[str, dict[str, list[Path]]](dict)  # "seg" -> "train" -> folders, as seg_train
     for folder in present:
         if match := _SPLIT_NAME.fullmatch(folder.lower()):
             by_prefix[match[1] or ""].setdefault(SPLIT_OF[match[2]], []).append(path / folder)
-    named = by_prefix[""] or next((splits for splits in by_prefix.values() if len(splits) > 1), {})
+    named = by_prefix.get("") or next((splits for splits in by_prefix.values() if len(splits) > 1), {})
     others = sorted(set(present).difference(folder.name for same in named.values() for folder in same))
     if not _are_splits(named, others):
         return {}
@@ -130,20 +133,26 @@ def _split_folders(path: Path) -> dict[str, Path]:
 
 
 def _are_splits(named: Mapping[str, Sequence[Path]], others: Sequence[str]) -> bool:
-    """Whether folders are splits, not classes. named: split -> the folders with its name; others: all other folders."""
+    """Whether folders are splits, not classes. named: split -> the folders with its name; others: all other folders.
+
+    test1/x.jpg test2/x.jpg                 classes: all names are of one split
+    train/ test/                            splits, whatever they hold
+    train/cat/x.jpg test/x.jpg docs/        splits: one holds folders
+    train/cat/x.jpg docs/                   a split: it holds folders and no images
+    train/x.jpg train/more/x.jpg car/x.jpg  classes
+    """
     folders = [folder for same in named.values() for folder in same]
-    if len(named) == 1 and len(folders) > 1:  # test1/x.jpg, test2/x.jpg: classes
+    if len(named) == 1 and len(folders) > 1:
         return False
-    if not others:  # train/, test/: splits, whatever they hold
+    if not others:
         return bool(folders)
-    if len(named) > 1 and any(map(subfolders, folders)):  # train/cat/x.jpg, test/x.jpg, docs/: splits
+    if len(named) > 1 and any(map(subfolders, folders)):
         return True
-    # train/cat/x.jpg, docs/: a split; train/x.jpg, car/x.jpg, even with train/more/x.jpg: classes
     return any(subfolders(folder) and not has_images(folder, below=False) for folder in folders)
 
 
 def _report_nesting(root: Path, classes: Sequence[str]) -> None:
-    """Logs that folders in class folders are merged. Raises UserError where these are the classes, or the splits."""
+    """Logs that folders in class folders are merged. Raises UserError if they seem to be the classes, or splits."""
     indirect = [folder for folder in classes if not has_images(root / folder, below=False)]
     nested = {folder: inner for folder in indirect if (inner := subfolders(root / folder))}
     direct = set(map(canonical, classes)).difference(map(canonical, nested))
@@ -169,8 +178,8 @@ def _report_nesting(root: Path, classes: Sequence[str]) -> None:
 
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
-    """The images of `PATH/CLASS/`, a folder for each of `classes`, up to Unicode's form; one that is missing is logged.
-    Raises UserError for class folders that are not among `classes`, hold no images, or have broken links."""
+    """The images in `PATH/CLASS/`, a folder for each of `classes`; a missing one is logged. The names may have another
+    Unicode form. Raises UserError for folders that are not among `classes`, hold no images, or have broken links."""
     shown = quoted(str(path))
     folders = subfolders(path)
     present = {canonical(folder): folder for folder in folders}

@@ -1,23 +1,23 @@
-"""Data sets of the Hugging Face hub, through its package `datasets`.
+"""Data sets of the Hugging Face hub (`hub:OWNER/NAME`), read by `load_dataset` with the package `datasets`.
 
-It stores a set as Arrow files, which are mapped into memory, so that images can be read in any order. No code that
-comes with a set is run.
+It stores a set as Arrow files, a table for each split, which are mapped into memory, so that images can be read in any
+order. No code that comes with a set is run.
 """
 
+import dataclasses
 import re
 import urllib.parse
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.data.classes import canonical, natural_order, numbered_classes
+from vitlab.data.class_names import canonical, natural_order, numbered_classes
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
-from vitlab.data.splits import warn_once
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.errors import UserError, first_ten, quoted, warn_once
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ CHOICES = ("image", "label", "config", "revision")
 
 
 class HubEntry(Entry):
-    """An image of an Arrow file; `member` is its name in messages."""
+    """An image in a row of a table, as `HubEntries` makes it; `member` is its name in messages."""
 
-    table: "datasets.Dataset"
+    table: "datasets.Dataset"  # set after the tuple is made, as is `row`
     row: int
 
     @property
@@ -48,11 +48,12 @@ class HubEntry(Entry):
 
 
 class HubEntries(Entries):
-    """The images `rows`, int64 [N], of some tables, each with its name; the only column is the image."""
+    """The images in the `rows`, int64 [N], of some named tables, whose only column is the image. Rows are numbered from
+    the first table to the last."""
 
     def __init__(self, tables: "tuple[tuple[str, datasets.Dataset], ...]", rows: np.ndarray) -> None:
         self.tables, self.rows = tables, rows
-        self.starts = np.cumsum([0, *(len(table) for _, table in tables)])
+        self.starts = np.cumsum([0, *(len(table) for _, table in tables)])  # the number of each table's first row
 
     def join(self, other: Entries) -> "HubEntries":
         assert isinstance(other, HubEntries)
@@ -80,42 +81,46 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
     if unknown := [choice for choice in chosen if choice not in CHOICES]:
         raise UserError(f"{name}: unknown {unknown[0]!r}; {nearest(unknown[0], CHOICES)}")
     tables = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
-    splits = _splits(list(tables), name)
-    references = [tables[splits["train"]]] if "train" in splits else [tables[theirs] for theirs in splits.values()]
+    table_names = _table_names(list(tables), name)
+    with_all_classes = ["train"] if "train" in table_names else table_names
+    references = [tables[table_names[split]] for split in with_all_classes]
 
     def read(split: str) -> Dataset:
-        theirs = splits[split]
-        table = tables[theirs]
+        table_name = table_names[split]
         image, label = _columns(references[0], chosen, name)
         allow_several = multi_label and hasattr(references[0].features[label], "feature")
-        classes, labels, has_several = _labels(table, references, label, name, theirs, allow_several)
-        images = table.select_columns([image]).cast_column(image, type(references[0].features[image])(decode=False))
-        entries = HubEntries(((f"{name}/{theirs}", images),), np.arange(len(table)))
-        sets = labels if has_several else None
-        return Dataset(name, split, classes, labels.first_labels, entries=entries, label_sets=sets, folder=name)
+        labels = _read_labels(tables[table_name], references, label, name, table_name, allow_several)
+        images = tables[table_name].select_columns([image])
+        images = images.cast_column(image, type(references[0].features[image])(decode=False))
+        entries = HubEntries(((f"{name}/{table_name}", images),), np.arange(len(images)))
+        sets = labels.of_images if labels.are_several else None
+        first_labels = labels.of_images.first_labels
+        return Dataset(name, split, labels.classes, first_labels, entries=entries, label_sets=sets, folder=name)
 
-    return list(splits), read
+    return list(table_names), read
 
 
-def _splits(tables: Sequence[str], name: str) -> dict[str, str]:
-    """Our name of a split -> name of its table. Tables of other names are logged."""
-    splits: dict[str, str] = {}
-    for ours, names in SPLIT_FOLDERS.items():
-        for theirs in (table for table in tables if table in names):
-            if splits.setdefault(ours, theirs) != theirs:
+def _table_names(tables: Sequence[str], name: str) -> dict[str, str]:
+    """Split -> name of its table, such as "val" -> "validation". Tables of other names are logged."""
+    table_names: dict[str, str] = {}
+    for split, names in SPLIT_FOLDERS.items():
+        for table in (table for table in tables if table in names):
+            if table_names.setdefault(split, table) != table:
                 raise UserError(
-                    f"{name} has the splits {splits[ours]} and {theirs}, which are both {ours}: save the set with one "
-                    f"of them (`save_to_disk` of the package datasets), and give its folder as hub:PATH."
+                    f"{name} has the splits {table_names[split]} and {table}, which are both {split}: save the set "
+                    f"with one of them (`save_to_disk` of the package datasets), and give its folder as hub:PATH."
                 )
-    if not splits:
+    if not table_names:
         raise UserError(f"{name} has the splits {', '.join(tables)}; one must be called train, validation or test.")
-    if others := [theirs for theirs in tables if theirs not in splits.values()]:
-        warn_once(f"{quoted(name)}: the splits {first_ten(others)} are not read, only {', '.join(splits.values())}")
-    return splits
+    if others := [table for table in tables if table not in table_names.values()]:
+        warn_once(
+            f"{quoted(name)}: the splits {first_ten(others)} are not read, only {', '.join(table_names.values())}"
+        )
+    return table_names
 
 
 def _load(repository: str, name: str, config: str | None, revision: str | None, root: Path | None) -> dict[str, Any]:
-    """Split -> table."""
+    """The tables by their names; a set that is not split is "train". Raises UserError for one that cannot be loaded."""
     folder = Path(root or "", Path(repository).expanduser())
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):  # the package would ask the hub
         raise UserError(f"{name} is not a name on the hub, nor a folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
@@ -142,7 +147,7 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
 
 
 def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tuple[str, str]:
-    """The columns of the image and of its class."""
+    """The columns of the image and of its label: those `chosen`, or the only ones. Raises UserError."""
     kinds = {column: type(_inner(feature)).__name__ for column, feature in table.features.items()}
     images = [column for column, kind in kinds.items() if kind == "Image"]
     labels = [column for column, kind in kinds.items() if kind == "ClassLabel"]
@@ -164,13 +169,14 @@ def _inner(feature: Any) -> Any:
     return getattr(feature, "feature", feature)
 
 
-class _LabelColumn(NamedTuple):
-    """The labels in a table: numbers or texts, of one image after the other; and how many each image has."""
+@dataclasses.dataclass(frozen=True)
+class _LabelColumn:
+    """The labels in a table as they are stored."""
 
-    values: np.ndarray
-    counts: np.ndarray
+    values: np.ndarray  # numbers or texts, the labels of one image after the other
+    counts: np.ndarray  # the number of labels of each image
     is_complete: bool  # no cell is empty
-    class_names: tuple[str, ...]  # of the numbers, if they are stored
+    class_names: tuple[str, ...]  # of the numbers, if the table has them
 
     @classmethod
     def read(cls, table: "datasets.Dataset", column: str) -> "_LabelColumn":
@@ -183,36 +189,61 @@ class _LabelColumn(NamedTuple):
         return cls(values, counts, cells.null_count == inner.null_count == 0, names)
 
 
-def _labels(
+@dataclasses.dataclass(frozen=True)
+class _SplitLabels:
+    """The labels of a split."""
+
+    classes: tuple[str, ...]  # the same in all splits
+    of_images: Labels
+    are_several: bool  # whether an image may have several labels, or none
+
+
+def _read_labels(
     table: "datasets.Dataset", references: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
-) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes, which the tables `references` share; the labels of the images of `table`; and whether an image may
-    have several: as `several` says, or as any image of these tables has."""
+) -> _SplitLabels:
+    """The labels of the images of `table`, among the classes of the tables `references`. They are several if `several`
+    says so, or if any image of these tables has several. Raises UserError."""
     stored = _LabelColumn.read(table, column)
     known = [_LabelColumn.read(each, column) for each in references]
-    several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
-    if not len(stored.counts) or not stored.is_complete or not (several or stored.counts.all()):
+    are_several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
+    if not len(stored.counts) or not stored.is_complete or not (are_several or stored.counts.all()):
         raise UserError(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
             f"may be empty give --loss sigmoid."
         )
-    classes, values = known[0].class_names, stored.values
-    if stored.class_names and classes and stored.class_names != classes:
+    classes = _classes(stored, known, column, name, split)
+    indices = _to_indices(stored.values, classes, f"{name}: {split}")
+    offsets = np.concatenate([[0], np.cumsum(stored.counts, dtype=np.int64)])
+    return _SplitLabels(classes, Labels(indices, offsets), are_several)
+
+
+def _classes(
+    stored: _LabelColumn, known: Sequence[_LabelColumn], column: str, name: str, split: str
+) -> tuple[str, ...]:
+    """The classes of a set: their stored names, the texts in `known`, or the numbers up to the largest there."""
+    names = known[0].class_names
+    if stored.class_names and names and stored.class_names != names:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
     known_values = np.concatenate([each.values for each in known])
+    if stored.values.dtype.kind in "OU":
+        first_forms = {canonical(text): text for text in reversed(known_values.tolist())}  # of several Unicode forms
+        return natural_order(first_forms.values())
+    if stored.values.dtype.kind not in "iu":
+        raise UserError(f"{name}: the column {column} holds {stored.values.dtype}; a class is a number or a string.")
+    return names or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
+
+
+def _to_indices(values: np.ndarray, classes: Sequence[str], where: str) -> np.ndarray:
+    """Stored labels as indices into `classes`, int64. Raises UserError for a label that is not among them."""
     if values.dtype.kind in "OU":
-        classes = natural_order({canonical(label): label for label in reversed(known_values.tolist())}.values())
-        index = {canonical(label): i for i, label in enumerate(classes)}
-        if unknown := sorted(label for label in set(values.tolist()) if canonical(label) not in index):
-            raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
-        values = np.array([index[canonical(label)] for label in values.tolist()], np.int64)
-    elif values.dtype.kind not in "iu":
-        raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
-    classes = classes or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
-    if values.min(initial=0) < 0 or values.max(initial=-1) >= len(classes):
+        texts = values.tolist()
+        index_of = {canonical(label): i for i, label in enumerate(classes)}
+        if unknown := sorted(text for text in set(texts) if canonical(text) not in index_of):
+            raise UserError(f"{where} has classes that are missing in train: {unknown[:5]}.")
+        return np.array([index_of[canonical(text)] for text in texts], np.int64)
+    if len(invalid := values[(values < 0) | (values >= len(classes))]):
         raise UserError(
-            f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
-            f"{len(classes) - 1}. (-1 is written where labels are secret: take another split.)"
+            f"{where} has the label {invalid[0]} and classes from 0 to {len(classes) - 1}. (-1 is written where labels "
+            f"are secret: take another split.)"
         )
-    offsets = np.concatenate([[0], np.cumsum(stored.counts, dtype=np.int64)])
-    return classes, Labels(values.astype(np.int64), offsets), several
+    return values.astype(np.int64)

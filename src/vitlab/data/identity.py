@@ -1,4 +1,9 @@
-"""Fingerprints of a data set's images: `identify`, wherever they lie, for runs; `digest_images`, exact, for caches."""
+"""Fingerprints of a data set's images.
+
+Portable ones are the same wherever the data set lies; a run has them in config.json, and compares them when it is
+resumed. The exact one changes with the path or time of any file; cached features are named by it, and `vitlab shard`
+compares it when it resumes.
+"""
 
 import hashlib
 import os
@@ -14,33 +19,35 @@ from vitlab.data.hub import HubEntry
 from vitlab.data.registry import CUSTOM
 
 MAX_NAMES = 100_000
-"""Images of a split whose files are compared; of more, as many at even distances."""
+"""Images of a split that portable fingerprints cover; of more, as many at even distances."""
 MAX_READ = 1_000
-"""Files of a split, at even distances, whose last bytes are compared."""
+"""Images of a split, at even distances, whose last bytes are covered as well."""
 TAIL = 4096
-"""Bytes of a file that are compared: its last ones, as files may begin with the same header."""
+"""How many of the last bytes: the first ones may be the same header in all files."""
 MAX_LISTED = 100
-"""Classes that are listed by name; more have one checksum."""
+"""Classes that are listed by name; more have one fingerprint."""
+_BY_NAME = b""  # stands for the content of an image of a published set, which its name identifies
+_NOT_READ = b"-1"  # of an image of the hub that is not read, as no size is stored
 
 
-def identify(splits: Mapping[str, Dataset]) -> dict[str, Any]:
-    """`classes`, the names in the order of labels, and `images`: for each split and class the number of images, and a
-    checksum of their names below the folder of the data set, of the sizes of files and of some of their content."""
+def portable_fingerprints(splits: Mapping[str, Dataset]) -> dict[str, Any]:
+    """`classes`: their names in the order of labels (`class_list`); `images`: for each split and class, the number of
+    images, and a fingerprint of their names and content."""
     classes = next(iter(splits.values())).classes
     return {
-        "classes": listed(classes),
-        "images": {split: _class_fingerprints(dataset) for split, dataset in splits.items()},
+        "classes": class_list(classes),
+        "images": {split: _fingerprints_of_classes(dataset) for split, dataset in splits.items()},
     }
 
 
-def listed(classes: Sequence[str]) -> list[str] | str:
-    """The names of classes, or a checksum of more than MAX_LISTED."""
+def class_list(classes: Sequence[str]) -> list[str] | str:
+    """The names of classes, or a fingerprint of more than MAX_LISTED."""
     names = list(classes)
-    return names if len(names) <= MAX_LISTED else f"{len(names)} names, {_checksum(repr(names).encode())}"
+    return names if len(names) <= MAX_LISTED else f"{len(names)} names, {_short_hash(repr(names).encode())}"
 
 
-def names_and_labels(dataset: Dataset) -> str:
-    """A checksum of the labels, and of up to MAX_NAMES names of files without their folders."""
+def names_and_labels_fingerprint(dataset: Dataset) -> str:
+    """Covers the labels, and the names of the files without their folders if these are at most MAX_NAMES."""
     labels = dataset.all_labels
     digest = hashlib.sha256(labels.offsets.tobytes() + labels.values.tobytes())
     if dataset.entries and len(dataset) <= MAX_NAMES:
@@ -49,9 +56,9 @@ def names_and_labels(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def digest_images(start: str, dataset: Dataset) -> str:
-    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files, or the index of
-    remote shards. Labels do not count."""
+def exact_fingerprint(start: str, dataset: Dataset) -> str:
+    """SHA-256 of `start` and of the images: of their bytes if they are in memory, of the index if they are in remote
+    shards, and otherwise of the paths, sizes and times of their files. Labels do not count."""
     digest = hashlib.sha256(start.encode())
     if dataset.pixels is not None:
         pixels = np.ascontiguousarray(dataset.pixels)
@@ -73,49 +80,49 @@ def digest_images(start: str, dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _class_fingerprints(dataset: Dataset) -> dict[str, str]:
-    """The number of images of each class and their checksum, which does not depend on the name of the class."""
+def _fingerprints_of_classes(dataset: Dataset) -> dict[str, str]:
+    """Class -> the number of its images and their fingerprint, in which the name of the class does not count."""
     labels = dataset.all_labels
     with_tail = set(_evenly_spaced(len(dataset), MAX_READ).tolist())
-    images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint
+    images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint of each image of a class
     for index in _evenly_spaced(len(dataset), MAX_NAMES).tolist():
-        image = (dataset.path(index), _image_fingerprint(dataset, index, index in with_tail))
+        image = (dataset.path(index), _fingerprint_of_image(dataset, index, index in with_tail))
         for label in labels.of_image(index):
             images_of[label].append(image)
     counts = np.bincount(labels.values, minlength=len(dataset.classes)).tolist()
-    checksums = list(map(_checksum_of_images, images_of))
+    fingerprints = list(map(_fingerprint_of_images, images_of))
     if len(dataset.classes) > MAX_LISTED:
-        return {"all classes": f"{len(dataset)} images, {_checksum(repr([counts, checksums]).encode())}"}
-    rows = zip(dataset.classes, counts, checksums, strict=True)
-    return {name: f"{count} images, {checksum}" for name, count, checksum in rows}
+        return {"all classes": f"{len(dataset)} images, {_short_hash(repr([counts, fingerprints]).encode())}"}
+    rows = zip(dataset.classes, counts, fingerprints, strict=True)
+    return {name: f"{count} images, {fingerprint}" for name, count, fingerprint in rows}
 
 
-def _checksum_of_images(images: Sequence[tuple[str, bytes]]) -> str:
-    """Checksum of the images' names below the folder that they share, and of their fingerprints."""
+def _fingerprint_of_images(images: Sequence[tuple[str, bytes]]) -> str:
+    """Covers the names of a class's images, relative to the folder that all of them share, and their fingerprints."""
     folder = os.path.commonprefix([name for name, _ in images]).rpartition("/")[0]  # noqa: RUF071  (cut at a /)
     parts = []
     for name, fingerprint in images:
         parts += [name[len(folder) :].lstrip("/").encode(errors="surrogateescape"), fingerprint]
-    return _checksum(b"\0".join(parts))
+    return _short_hash(b"\0".join(parts))
 
 
-def _image_fingerprint(dataset: Dataset, index: int, with_tail: bool) -> bytes:
+def _fingerprint_of_image(dataset: Dataset, index: int, with_tail: bool) -> bytes:
     """The content of an image, and what decides if it is held out: its group, and whether it is from the user's val."""
     parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
-    return _content_fingerprint(dataset, index, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
+    return _content(dataset, index, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
 
 
-def _content_fingerprint(dataset: Dataset, index: int, with_tail: bool) -> bytes:
-    """The size of an image's file or member, and `with_tail` its last bytes."""
+def _content(dataset: Dataset, index: int, with_tail: bool) -> bytes:
+    """What stands for the content of an image: the size of its file or member, and its last bytes if `with_tail`."""
     if dataset.is_remote:
         assert isinstance(dataset.entries, Entries)
         return dataset.entries.identity.encode()
-    if dataset.name.partition(":")[0] not in CUSTOM or not dataset.entries:  # of published sets the names suffice
-        return b""
+    if dataset.name.partition(":")[0] not in CUSTOM or not dataset.entries:
+        return _BY_NAME
     entry = dataset.entries[index]
     try:
         if isinstance(entry, HubEntry):
-            return entry.data()[-TAIL:] if with_tail else b"-1"
+            return entry.data()[-TAIL:] if with_tail else _NOT_READ
         size = os.stat(entry.file).st_size if entry.is_whole_file else entry.size  # noqa: PTH116  (a Path is slow)
         start = max(size - TAIL, 0)
         tail = read_bytes(entry.file, entry.offset + start, size - start) if with_tail and size else b""
@@ -129,5 +136,6 @@ def _evenly_spaced(count: int, most: int) -> np.ndarray:
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
 
-def _checksum(content: bytes) -> str:
+def _short_hash(content: bytes) -> str:
+    """The start of the SHA-256."""
     return hashlib.sha256(content).hexdigest()[:8]

@@ -1,4 +1,5 @@
-"""The data sets by name, `DATASETS`, from `datasets.toml`; `load_dataset` reads one of them, or the user's."""
+"""Data sets by name: the table `DATASETS`, and `load_dataset`, with which every command reads images: it opens the
+stored splits (`_open`), reads the images of the requested one (`_choose_split`), and leaves out those not wanted."""
 
 import dataclasses
 import functools
@@ -6,20 +7,27 @@ import importlib
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import keep_classes, warn_of_classes
+from vitlab.data.class_names import keep_classes
+from vitlab.data.classes import warn_of_classes
 from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
+from vitlab.data.exclude import leave_out
+from vitlab.data.folder import SPLIT_OF, folder_splits
+from vitlab.data.hub import hub_splits
 from vitlab.data.levels import with_levels
-from vitlab.data.splits import group_by, stratified_split, stratified_subset, warn_once
+from vitlab.data.shards import shard_splits
+from vitlab.data.splits import group_by, stratified_split, stratified_subset
+from vitlab.data.table import csv_splits, metadata_splits
 from vitlab.data.vtab.sources import SOURCES
-from vitlab.errors import UserError, quoted
+from vitlab.errors import UserError, quoted, warn_once
 from vitlab.settings import nearest
 
 SPLITS = ("train", "val", "test", "trainval", "all")
@@ -65,7 +73,7 @@ def _read_table() -> dict[str, DatasetInfo]:
                 "source": f"{source.page}; {access} a folder as published",
                 "license": source.license,
                 "num_classes": source.classes,
-                "splits": {split.removesuffix("idation"): count for split, count in source.sizes.items()},
+                "splits": {SPLIT_OF[split]: count for split, count in source.sizes.items()},
             }
         row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     return {name: DatasetInfo(**row) for name, row in rows.items()}
@@ -125,7 +133,6 @@ def load_dataset(
     if classes is not None:
         dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:
-        from vitlab.data.exclude import leave_out
 
         def load_all() -> Dataset:
             every = "all" if _is_custom(name) else "trainval"
@@ -183,8 +190,8 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
 
 
 def splits_to_copy(name: str, splits: Sequence[str], *, root: Root = None, read: ReadConfig) -> list[str]:
-    """`splits` without "test" where val is used as test, which is logged."""
-    if _is_custom(name) and {"val", "test"} <= set(splits) and "test" in _read_as_stored(_open(name, root, read)[0]):
+    """`splits` without "test" if val is used as test, which is logged: what `vitlab shard` copies."""
+    if {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root, read)[0]):
         _warn_that_val_is_test(name)
         return [split for split in splits if split != "test"]
     return list(splits)
@@ -226,13 +233,11 @@ def _is_custom(name: str) -> bool:
 def _open(
     name: str, root: Root, read: ReadConfig, download: bool = True, partial: bool = False, multi_label: bool = False
 ) -> SplitReader:
-    """The splits of a data set with their groups, by the reader of its kind or of its row in `DATASETS`."""
+    """The splits of a data set as they are stored, with their groups."""
     check_source(name, root)
     kind, _, path = name.partition(":")
     table = None
     if kind in ("csv", "folder"):
-        from vitlab.data.table import csv_splits, metadata_splits
-
         open_table = csv_splits if kind == "csv" else metadata_splits
         table = open_table(_resolve(path, root), name, read, multi_label)
     unused = [setting for setting in ("label_separator", "test_fold") if setting in read.read_settings]
@@ -246,88 +251,96 @@ def _open(
 
 
 def _open_source(name: str, root: Root, download: bool, partial: bool, multi_label: bool) -> SplitReader:
+    """As `_open`, for anything but a table, and without groups."""
     kind, _, path = name.partition(":")
     folder = _expanded(root)
     if kind == "hub":
-        from vitlab.data.hub import hub_splits
-
         return hub_splits(path, name, folder, multi_label)
     if kind == "folder":
-        from vitlab.data.folder import folder_splits
-
         return folder_splits(_resolve(path, root), name)
     if kind == "shards" and _is_address(path):
         from vitlab.data.remote import remote_splits
 
         return remote_splits(path, name, folder or cache_folder() / "shards")
     if kind == "shards":
-        from vitlab.data.shards import shard_splits
-
         return shard_splits(_resolve(path, root), name)
     module, function = DATASETS[name].reader.split(":")
     read = getattr(importlib.import_module(f"vitlab.data.{module}"), function)
     return read(name, folder, download, partial=True) if partial else read(name, folder, download)
 
 
-_READ_AS_STORED: Mapping[tuple[str, ...], Mapping[str, str]] = {
-    ("val",): {"train": "train", "val": "val", "test": "val", "trainval": "train"},  # val is used as test
-    ("test",): {"trainval": "train"},  # without a draw, in its order
-}
-"""Of the user's data sets, by the splits that are stored beside train: requested split -> stored split that is read.
-Of any other request, what is missing is held out from train."""
+class _Part(NamedTuple):
+    """Images of a stored split: all, or if splits are cut from it, those of the `chosen` ones."""
+
+    stored: str
+    held_out: Mapping[str, float] = {}  # the splits that are cut, with their fractions
+    chosen: tuple[str, ...] = ()  # "train" is what remains
 
 
-def _read_as_stored(present: Sequence[str]) -> Mapping[str, str]:
-    return _READ_AS_STORED.get(tuple(split for split in ("val", "test") if split in present), {})
+def _recipe(name: str, present: Sequence[str], split: str) -> list[_Part]:
+    """The images of the requested split, for stored splits that are `present`. Raises UserError if there are none.
+
+    Of the user's data sets, where images are `cut` from train and the `rest` remains:
+
+        present          train  val  test  trainval
+        train            rest   cut  cut   rest + val cut
+        train, test      rest   cut  test  train
+        train, val       train  val  val   train
+        train, val, test train  val  test  train + val
+
+    Of a published set with train and test, trainval is rest + val cut: the images of train in another order.
+    """
+    if split == "all":
+        return [_Part(stored) for stored in ("train", "val", "test") if stored in present]
+    held_out = DATASETS["folder:PATH" if _is_custom(name) else name].held_out
+    if _val_is_test(name, present):
+        split, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
+    elif split == "trainval" and _is_custom(name) and "test" in present and "val" not in present:
+        split, held_out = "train", {}
+    if split not in present and "train" not in present:
+        allowed = ", ".join([*present, "all"])
+        raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
+    missing = {each: fraction for each, fraction in held_out.items() if each not in present}
+    if split == "trainval" and "val" not in missing:
+        return _recipe(name, present, "train") + _recipe(name, present, "val")
+    if split in present and (split != "train" or not missing):
+        return [_Part(split)]
+    return [_Part("train", missing, ("train", "val") if split == "trainval" else (split,))]
 
 
-def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """The requested split; `whole_train`: see `load_dataset`."""
-    if not _is_custom(name):
-        return _read_or_hold_out(name, splits, split, DATASETS[name].held_out, seed)
-    present, _ = splits
-    if whole_train and split == "train" and "val" not in present:
-        split = "trainval"
-    as_stored = _read_as_stored(present)
-    if "test" in as_stored and split in ("test", "trainval"):
-        _warn_that_val_is_test(name)
-    held_out = {} if split in as_stored else DATASETS["folder:PATH"].held_out
-    dataset = _read_or_hold_out(name, splits, as_stored.get(split, split), held_out, seed)
-    return dataclasses.replace(dataset, split=split)
+def _val_is_test(name: str, present: Sequence[str]) -> bool:
+    """Whether val is used as test: the user's data has no other test images."""
+    return _is_custom(name) and "val" in present and "test" not in present
 
 
 def _warn_that_val_is_test(name: str) -> None:
     warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
 
 
-def _read_or_hold_out(name: str, splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
-    """The requested split, held out from train if it is missing from the source."""
+def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
+    """The images of the requested split; `whole_train`: see `load_dataset`."""
     present, read = splits
-    if split == "all":  # also of a source without train
-        stored = [with_image_names(read(each)) for each in ("train", "val", "test") if each in present]
-        return dataclasses.replace(functools.reduce(join, stored), split=split)
-    if split not in present and "train" not in present:
-        allowed = ", ".join([*present, "all"])
-        raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
-    missing = {s: fraction for s, fraction in held_out.items() if s not in present}
-    if split == "trainval" and "val" not in missing:
-        train, val = (_read_or_hold_out(name, splits, each, held_out, seed) for each in ("train", "val"))
-        both = join(train, val)
-        from_val = np.arange(len(both)) >= len(train) if _is_custom(name) else None
-        return dataclasses.replace(both, split=split, from_val=from_val)
-    if split in present and (split != "train" or not missing):
-        return with_image_names(read(split))
-    return _hold_out(with_image_names(read("train")), split, missing, seed)
+    if whole_train and split == "train" and _is_custom(name) and "val" not in present:
+        split = "trainval"
+    if split in ("test", "trainval") and _val_is_test(name, present):
+        _warn_that_val_is_test(name)
+    parts = [_read_part(part, read, seed) for part in _recipe(name, present, split)]
+    dataset = dataclasses.replace(functools.reduce(join, parts), split=split)
+    if split == "trainval" and len(parts) == 2 and _is_custom(name):
+        dataset = dataclasses.replace(dataset, from_val=np.arange(len(dataset)) >= len(parts[0]))
+    return dataset
 
 
-def _hold_out(train: Dataset, split: str, fractions: Mapping[str, float], seed: int) -> Dataset:
-    """One of the parts of a train split from which `fractions` are held out; "trainval" is train with its val."""
-    parts = stratified_split(train.labels, fractions, seed, groups=train.groups)
-    chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-    if ":" in train.name:  # the user's data set; `vitlab list datasets` shows it of the others
-        absent = " and no ".join(sorted(fractions))
-        drawn = "stratified" if train.groups is None else "stratified, in whole groups"
+def _read_part(part: _Part, read: Callable[[str], Dataset], seed: int) -> Dataset:
+    """The images of a part. That splits are cut from the user's data set is logged."""
+    stored = with_image_names(read(part.stored))
+    if not part.held_out:
+        return stored
+    indices = stratified_split(stored.labels, part.held_out, seed, groups=stored.groups)
+    if _is_custom(stored.name):  # `vitlab list datasets` shows it of the others
+        absent = " and no ".join(sorted(part.held_out))
+        drawn = "stratified" if stored.groups is None else "stratified, in whole groups"
         warn_once(
-            f"{quoted(train.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {len(train)} images"
+            f"{quoted(stored.name)} has no {absent} split: cut from train, {drawn}, seed {seed}; {len(stored)} images"
         )
-    return dataclasses.replace(train.take(chosen), split=split)
+    return stored.take(np.concatenate([indices[split] for split in part.chosen]))

@@ -1,13 +1,13 @@
 """The files that describe a data set in shards, so that no tar has to be scanned.
 
 `index.json` lists every other file with its bytes and its SHA-256; `SPLIT.index.npz` has the locations and labels of a
-split's images; `classes.json` has the class names.
+split's images; `classes.json` has the class names. write_shards.py writes them; shards.py and remote.py read them.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ from vitlab.settings import NonNegativeInt, read_fields
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
-_ARRAYS = ("shards", "records", "offset", "size", "names", "lengths", "labels", "counts")
-_KINDS = "Uiiuuuiu"  # the kinds of their dtypes
+_LOCATION_KINDS = {"records": "i", "offset": "i", "size": "u", "names": "u", "lengths": "u"}
+"""The arrays of `Locations`, and the kind of each one's dtype: int or unsigned int."""
+_KINDS = {"shards": "U", **_LOCATION_KINDS, "labels": "i", "counts": "u"}
+"""The same of all arrays of `SPLIT.index.npz`; "U" is text."""
 _FIELDS = {"format": str, "shards": dict, "metadata": tuple, "left_out": dict, "settings": dict}
 _FILE_FIELDS = {"file": str, "bytes": NonNegativeInt, "sha256": str, "records": NonNegativeInt}
 
@@ -66,8 +68,7 @@ class Locations:
     @classmethod
     def joined(cls, parts: Sequence["Locations"]) -> "Locations":
         """The images of all parts, one part after the other."""
-        fields = ("records", "offset", "size", "names", "lengths")
-        arrays = (np.concatenate([getattr(part, field) for part in parts]) for field in fields)
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in _LOCATION_KINDS)
         return cls(tuple(shard for part in parts for shard in part.shards), *arrays)
 
     def __len__(self) -> int:
@@ -83,11 +84,7 @@ def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
     """Writes `SPLIT.index.npz`, about 30 bytes per image. `counts` is empty if every image has one label."""
     arrays = {
         "shards": np.array(locations.shards),
-        "records": locations.records,
-        "offset": locations.offset,
-        "size": locations.size,
-        "names": locations.names,
-        "lengths": locations.lengths,
+        **{name: getattr(locations, name) for name in _LOCATION_KINDS},
         "labels": labels.values.astype(np.int32),
         "counts": labels.counts.astype(np.uint32) if labels.is_multi_label else np.empty(0, np.uint32),
     }
@@ -98,27 +95,37 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
     """Reads `SPLIT.index.npz`. Raises UserError for a corrupt one, and for one of other tars than `shards`."""
     try:
         with reading_npz(path) as file:
-            arrays = [file[name] for name in _ARRAYS]
-        if any(a.ndim != 1 or a.dtype.kind != kind for a, kind in zip(arrays, _KINDS, strict=True)):
-            raise ValueError("its arrays have another type or number of dimensions")
-        tars, records, offset, size, names, lengths, values, counts = arrays
-        n = len(offset)
-        counts = counts if len(counts) else np.ones(n, np.uint32)
-        if min(array.min(initial=0) for array in (records, offset, values)) < 0 or records.max(initial=0) > n:
-            raise ValueError("its numbers are out of range")
-        sizes = {int(records.sum()), len(size), len(lengths), len(counts)}
-        ends = (int(lengths.sum()), int(counts.sum()), len(tars))
-        if sizes != {n} or ends != (len(names), len(values), len(records)):
-            raise ValueError("its arrays have different lengths")
-        locations = Locations(tuple(tars.tolist()), records, offset, size, names, lengths)
-        labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-        if locations.shards != tuple(shards):
-            raise ValueError("it lists other shards")
-        if locations.size.max(initial=0) > MAX_IMAGE_BYTES:
-            raise ValueError(f"an image has more than {MAX_IMAGE_BYTES:,} bytes")
+            arrays = {name: file[name] for name in _KINDS}
     except NPZ_ERRORS as error:
-        raise UserError(f"{path} does not match {INDEX} ({error}): get or write the data set again") from error
-    return locations, labels
+        raise _mismatch(path, error) from error
+    if problem := _problem(arrays, shards):
+        raise _mismatch(path, problem)
+    locations = Locations(tuple(shards), *(arrays[name] for name in _LOCATION_KINDS))
+    counts = arrays["counts"] if len(arrays["counts"]) else np.ones(len(locations), np.uint32)
+    offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    return locations, Labels(arrays["labels"].astype(np.int64), offsets)
+
+
+def _mismatch(path: Path, problem: object) -> UserError:
+    return UserError(f"{path} does not match {INDEX} ({problem}): get or write the data set again")
+
+
+def _problem(arrays: Mapping[str, np.ndarray], shards: Sequence[str]) -> str:
+    """What is wrong in a `SPLIT.index.npz`; "" if it is valid."""
+    if any(array.ndim != 1 or array.dtype.kind != _KINDS[name] for name, array in arrays.items()):
+        return "its arrays have another type or number of dimensions"
+    n, records, counts = len(arrays["offset"]), arrays["records"], arrays["counts"]
+    if min(arrays[name].min(initial=0) for name in ("records", "offset", "labels")) < 0 or records.max(initial=0) > n:
+        return "its numbers are out of range"
+    sizes = {"shards": len(records), "offset": records.sum(), "names": arrays["lengths"].sum(), "size": n, "lengths": n}
+    sizes |= {"counts": n, "labels": counts.sum()} if len(counts) else {"labels": n}
+    if any(len(arrays[name]) != size for name, size in sizes.items()):
+        return "its arrays have different lengths"
+    if arrays["shards"].tolist() != list(shards):
+        return "it lists other shards"
+    if arrays["size"].max(initial=0) > MAX_IMAGE_BYTES:
+        return f"an image has more than {MAX_IMAGE_BYTES:,} bytes"
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)

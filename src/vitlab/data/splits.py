@@ -1,27 +1,26 @@
 """How splits are drawn: stratified by class, and in whole groups where images belong together.
 
 `registry.py` calls `stratified_split` for a set that lacks a split, with its row's `held_out` of datasets.toml: of
-`folder:PATH` 10 % each for val and test, by the seed of `load_dataset`.
+`folder:PATH` 10 % each for val and test, by the seed of `load_dataset`. Fine-tuning and probes hold out images by it.
 """
 
 import dataclasses
-import functools
 import itertools
-import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vitlab.data.dataset import Dataset, with_image_names
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.errors import UserError, first_ten, quoted, warn_once
 from vitlab.rng import Stream, philox
 
-logger = logging.getLogger(__name__)
+_TRAIN = -1  # the number of train among the splits of a `_GroupAssignment`; the others count from 0
 
 
 def _shuffled_ranks(labels: np.ndarray, seed: int, stream: Stream) -> tuple[np.ndarray, np.ndarray]:
-    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class: int64 [n]."""
+    """Two arrays, int64 [n]: the indices of the images, ordered by class and shuffled within each by (seed, index); and
+    the rank of each of them in its class."""
     order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
     counts = np.bincount(labels)
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -37,7 +36,7 @@ def stratified_split(
     """Sorted indices of "train" and of every split in `fractions`, which partition all indices.
 
     Each split gets its fraction of each class, rounded, and at least one image if there are enough for all splits. A
-    split that is split again needs another `stream`. Images of the same of `groups` are in one split (`_split_groups`).
+    split that is split again needs another `stream`. `groups`: the group of each image; each stays in one split.
     """
     if groups is not None:
         return _split_groups(labels, fractions, philox(seed, stream), groups)
@@ -58,45 +57,67 @@ def _split_groups(
 ) -> dict[str, np.ndarray]:
     """`stratified_split` of whole groups, which may have images of several classes.
 
-    In shuffled order, a group goes to the first split that it brings nearer to its fraction of each class (by the sum
-    of squared differences, relative to the class's size), else to train. A class with more groups than there are
-    `fractions` is in each split, if need be by its smallest group; train keeps a group of each class.
+    1. In shuffled order, a group goes to the first split that it brings nearer to its fraction of each class, if any.
+    2. A class with more groups than there are `fractions` is put into each split that lacks it, by its smallest group.
+
+    Train keeps a group of each class.
     """
-    names, group_of = np.unique(groups, return_inverse=True)
-    pairs, counts = np.unique(np.stack([group_of, labels]), axis=1, return_counts=True)
-    bounds = np.searchsorted(pairs[0], np.arange(len(names) + 1))
-    classes = [pairs[1, start:stop] for start, stop in itertools.pairwise(bounds)]  # of each group
-    images = [counts[start:stop] for start, stop in itertools.pairwise(bounds)]  # of each of these classes
-    class_sizes = np.bincount(labels)
-    groups_in_train = np.bincount(pairs[1])  # of each class
-    enough = groups_in_train > len(fractions)
-    order = np.argsort(random.random_raw(len(names)), kind="stable")
-    split_of = np.full(len(names), -1)  # train
-    missing = {i: np.where(enough, fraction * class_sizes, 0.0) for i, fraction in enumerate(fractions.values())}
+    group_of_image = np.unique(groups, return_inverse=True)[1]
+    assignment = _GroupAssignment(labels, group_of_image, list(fractions.values()))
+    shuffled = np.argsort(random.random_raw(len(assignment.split_of)), kind="stable").tolist()
+    for group in filter(assignment.can_leave_train, shuffled):
+        gaining = (split for split in range(len(fractions)) if assignment.gain(group, split) > 0)
+        if (split := next(gaining, None)) is not None:
+            assignment.move(group, split)
+    by_size = sorted(shuffled, key=lambda group: assignment.counts[group].sum())
+    for split in range(len(fractions)):
+        for group in filter(assignment.can_leave_train, by_size):
+            if assignment.adds_a_lacking_class(group, split):
+                assignment.move(group, split)
+    split_of_image = assignment.split_of[group_of_image]
+    parts = {name: np.flatnonzero(split_of_image == split) for split, name in enumerate(fractions)}
+    return parts | {"train": np.flatnonzero(split_of_image == _TRAIN)}
 
-    def move(group: int, split: int) -> None:
-        split_of[group] = split
-        groups_in_train[classes[group]] -= 1
-        missing[split][classes[group]] -= images[group]
 
-    def movable(candidates: np.ndarray) -> Iterator[int]:
-        yield from (g for g in candidates.tolist() if split_of[g] < 0 and (groups_in_train[classes[g]] > 1).all())
+class _GroupAssignment:
+    """The split of each group: at first _TRAIN, later the index of one of `fractions`."""
 
-    for group in movable(order):
-        k, n = classes[group], images[group]
-        # By how much the squares decrease: m ** 2 - (m - n) ** 2 = n * (2 * m - n), where m images are missing.
-        gains = ((n * (2 * m[k] - n) / class_sizes[k]).sum() for m in missing.values())
-        if (split := next((i for i, gain in enumerate(gains) if gain > 0), None)) is not None:
-            move(group, split)
-    by_size = order[np.argsort(np.array([n.sum() for n in images])[order], kind="stable")]
-    for split in missing:
-        present = {c for g in np.flatnonzero(split_of == split).tolist() for c in classes[g].tolist()}
-        for group in movable(by_size):
-            if any(enough[c] and c not in present for c in classes[group].tolist()):
-                move(group, split)
-                present.update(classes[group].tolist())
-    parts = {name: np.flatnonzero(split_of[group_of] == i) for i, name in enumerate(fractions)}
-    return parts | {"train": np.flatnonzero(split_of[group_of] < 0)}
+    def __init__(self, labels: np.ndarray, group_of_image: np.ndarray, fractions: Sequence[float]) -> None:
+        pairs, counts = np.unique(np.stack([group_of_image, labels]), axis=1, return_counts=True)
+        num_groups = len(np.unique(group_of_image))
+        bounds = list(itertools.pairwise(np.searchsorted(pairs[0], np.arange(num_groups + 1))))
+        self.split_of = np.full(num_groups, _TRAIN)
+        self.classes = [pairs[1, start:stop] for start, stop in bounds]  # the classes of each group
+        self.counts = [counts[start:stop] for start, stop in bounds]  # each group's images of each of its classes
+        self.class_sizes = np.bincount(labels)
+        self.groups_in_train = np.bincount(pairs[1])  # of each class, as the arrays below
+        self.has_enough_groups = self.groups_in_train > len(fractions)
+        self.missing = [np.where(self.has_enough_groups, f * self.class_sizes, 0.0) for f in fractions]
+        """Images of each class that each split lacks; negative if it has more than its fraction."""
+        self.is_present = np.zeros((len(fractions), len(self.class_sizes)), bool)  # the classes in each split
+
+    def can_leave_train(self, group: int) -> bool:
+        """Whether the group is in train, and is not the last one there of any of its classes."""
+        return bool(self.split_of[group] == _TRAIN and (self.groups_in_train[self.classes[group]] > 1).all())
+
+    def gain(self, group: int, split: int) -> float:
+        """How much the move would decrease the squared differences between the split and its fraction of each class,
+        each relative to the class's size."""
+        classes, n = self.classes[group], self.counts[group]
+        m = self.missing[split][classes]  # n more images change the square by m ** 2 - (m - n) ** 2 = n * (2 * m - n)
+        return (n * (2 * m - n) / self.class_sizes[classes]).sum()
+
+    def adds_a_lacking_class(self, group: int, split: int) -> bool:
+        """Whether the group has a class that the split lacks, though there are groups enough for all splits."""
+        return bool((self.has_enough_groups & ~self.is_present[split])[self.classes[group]].any())
+
+    def move(self, group: int, split: int) -> None:
+        """Moves the group from train to `split`."""
+        classes = self.classes[group]
+        self.split_of[group] = split
+        self.groups_in_train[classes] -= 1
+        self.missing[split][classes] -= self.counts[group]
+        self.is_present[split, classes] = True
 
 
 def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
@@ -137,21 +158,19 @@ def group_by(dataset: Dataset, pattern: str) -> Dataset:
 
 
 def warn_of_shared_groups(train: Dataset, test: Dataset) -> None:
-    """Logs groups of images that are in both splits; and in the user's own val and the rest of train."""
-    pairs = {(train.split, test.split): (train.groups, test.groups)}
+    """Logs groups that have images in both splits, and those in both the user's own val and the rest of train."""
+    _warn_of_common_groups(train.name, (train.split, test.split), train.groups, test.groups)
     if train.groups is not None and train.from_val is not None:
-        pairs["train", "val"] = train.groups[~train.from_val], train.groups[train.from_val]
-    for (first, second), (first_groups, second_groups) in pairs.items():
-        if first_groups is None or second_groups is None:
-            continue
-        if common := sorted(set(first_groups) & set(second_groups)):
-            warn_once(
-                f"{quoted(train.name)}: {len(common):,} groups have images in {first} and in {second}, and accuracy "
-                f"there is not the accuracy on new groups: {first_ten(common)}"
-            )
+        from_train, from_val = train.groups[~train.from_val], train.groups[train.from_val]
+        _warn_of_common_groups(train.name, ("train", "val"), from_train, from_val)
 
 
-@functools.cache
-def warn_once(text: str) -> None:
-    """A data set is loaded split by split; what holds for the whole set is logged once."""
-    logger.warning(text)
+def _warn_of_common_groups(
+    name: str, splits: tuple[str, str], first: np.ndarray | None, second: np.ndarray | None
+) -> None:
+    """Logs the groups that two splits share; `first` and `second` have the group of each of their images."""
+    if first is not None and second is not None and (common := sorted(set(first) & set(second))):
+        warn_once(
+            f"{quoted(name)}: {len(common):,} groups have images in {splits[0]} and in {splits[1]}, and accuracy there "
+            f"is not the accuracy on new groups: {first_ten(common)}"
+        )

@@ -1,36 +1,25 @@
-"""Images and labels that a table lists: `csv:PATH`, and the metadata of Hugging Face's imagefolder."""
+"""Images and labels that a table lists: `csv:PATH`, and the metadata of Hugging Face's imagefolder in `folder:PATH`.
 
-import collections
+`load_dataset` calls `csv_splits` and `metadata_splits`. table_rows.py reads and checks the rows of each table.
+"""
+
 import os
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.classes import canonical, natural_order
+from vitlab.data.class_names import canonical, natural_order
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS, SPLIT_OF
-from vitlab.data.splits import warn_once
-from vitlab.data.table_file import FILE, LABEL, MISSING, Columns, choose_columns, list_in, lowered, read_table
-from vitlab.errors import UserError, first_ten, quoted
+from vitlab.data.table_file import FILE, LABEL, read_table
+from vitlab.data.table_rows import Row, read_rows, rename_labels
+from vitlab.errors import UserError, first_ten, quoted, warn_once
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_SPLIT_OF_IS_VALID = {"1": "val", "1.0": "val", "true": "val", "0": "train", "0.0": "train", "false": "train"}
-_NOT_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # a zero is in no path; half a character cannot be written
-
-
-class Row(NamedTuple):
-    """An image: the path of its file, its labels, its split, and its group ("" for one of its own)."""
-
-    file: str
-    labels: tuple[str, ...]
-    split: str
-    group: str
 
 
 def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_label: bool = False) -> SplitReader:
@@ -45,7 +34,7 @@ def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_lab
 
     Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
-    return _splits(_read_rows(path, "", read), path.parent, name, multi_label)
+    return _splits(read_rows(path, "", read), path.parent, name, multi_label)
 
 
 def metadata_splits(
@@ -54,8 +43,8 @@ def metadata_splits(
     """The images that Hugging Face's `metadata.csv`, `.jsonl` or `.parquet` lists, as `csv_splits` reads them.
 
     The metadata is in PATH, or in each of `train/`, `val/` and `test/`, or in each class folder; its columns are
-    `file_name` and `label`. Class folders are not read then; they and unlisted images are logged. None where no
-    metadata has a label: class folders are read.
+    `file_name` and `label`. Class folders and unlisted images are then logged and not read. None if no metadata has a
+    label: class folders are read.
     """
     named = [] if _labeled_metadata(path) else [folder for folder in subfolders(path) if folder.lower() in SPLIT_OF]
     roots = [(SPLIT_OF[folder.lower()], path / folder) for folder in named] or [("", path)]
@@ -65,7 +54,7 @@ def metadata_splits(
         return None
     if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
-    rows = [row for split, folder in folders for row in _read_rows(tables[folder], split, read)]
+    rows = [row for split, folder in folders for row in read_rows(tables[folder], split, read)]
     _warn_of_unread(tables, rows)
     return _splits(rows, path, name, multi_label)
 
@@ -119,6 +108,7 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
         )
     if unlabeled:
         warn_once(f"{quoted(name)}: {len(unlabeled)} images have no label, and are treated as images without a class")
+    has_groups = any(row.group for row in rows)
 
     def read(split: str) -> Dataset:
         part = [row for row in rows if row.split == split]
@@ -126,17 +116,10 @@ def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> 
             count = f"{len(missing)} of the {len(part)} files of {split} do not exist"
             warn_once(f"{quoted(name)}: {count}: {first_ten(missing)}")
         labels = Labels.of_lists([[index[label] for label in row.labels] for row in part])
-        groups = np.array([row.group or row.file for row in part], dtype=object)
-        return Dataset(
-            name,
-            split,
-            classes,
-            labels.first_labels,
-            entries=[Entry(row.file) for row in part],
-            label_sets=labels if multi_label else None,
-            folder=str(folder),
-            groups=groups if any(row.group for row in rows) else None,
-        )
+        sets, first = labels if multi_label else None, labels.first_labels
+        groups = np.array([row.group or row.file for row in part], dtype=object) if has_groups else None
+        entries = [Entry(row.file) for row in part]
+        return Dataset(name, split, classes, first, entries=entries, label_sets=sets, folder=str(folder), groups=groups)
 
     return present, read
 
@@ -162,185 +145,8 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     return list(first_rows.values())
 
 
-def _read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
-    """The images of a table; `split` is the split of all, or "" if the table says it. Raises UserError."""
-    names, records = read_table(path)
-    where = quoted(str(path))
-    columns = choose_columns(names, records, where)
-    written_splits = {lowered(record.get(columns.split)) for _, record in records if record}
-    split_of = _splits_by_value(columns.split, written_splits, read.test_fold, where)
-    if split or not columns.split:
-        split_of = dict.fromkeys(written_splits, split)
-    parsed = [(line, _parse_row(record, columns, split_of, read.label_separator or "|")) for line, record in records]
-    rows = [row for _, row in parsed if isinstance(row, Row)]
-    if len(rows) < len(parsed) or not rows:
-        invalid = [f"line {line} {problem}" for line, problem in parsed if isinstance(problem, str)]
-        raise UserError(f"{where}: {first_ten(invalid) or 'lists no image'}")
-    cells = [record.get(columns.labels[0]) for _, record in records]
-    for remark in _remarks(rows, cells, columns, read):
-        warn_once(f"{where}: {remark}")
-    rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
-    if not columns.split and not split:
-        rows = _split_by_folder(rows, path.parent, where)
-    return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
-
-
-def _parse_row(record: dict[str, Any], columns: Columns, split_of: Mapping[str, str], separator: str) -> Row | str:
-    """The image of a row, or what is invalid in it. split_of: the split that each value of the column `split` means."""
-    if not record:
-        return "does not have the fields of the header"
-    file = record.get(columns.file)
-    file = str(file) if isinstance(file, int) else file
-    if not isinstance(file, str) or not file:
-        return "has no file"
-    labels = columns.labels_of(record, separator)
-    if labels is None:
-        return f"has the label {record[columns.labels[0]]!r} ({file}), not a text or number"
-    if "://" in file or _NOT_TEXT.search(file + "".join(labels)):
-        return f"has no local path or no valid UTF-8 ({file[:80]!r})"
-    split = lowered(record.get(columns.split))
-    if split not in split_of:
-        allowed = {"is_valid": "True or False", "fold": "a whole number"}
-        wanted = allowed.get(columns.split.lower(), "train, val or test")
-        return f"has the {columns.split} {split!r} ({file}), not {wanted}"
-    group = str(record.get(columns.group) or "").strip() if columns.group else ""
-    return Row(file, labels, split_of[split], "" if group in MISSING else group)
-
-
-def _split_by_folder(rows: Sequence[Row], folder: Path, where: str) -> list[Row]:
-    """`rows` in the splits that the first folders of their paths name; all in train if any path has none."""
-    rows = [row._replace(split=SPLIT_OF.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
-    outside = [row.file for row in rows if not row.split]
-    if 0 < len(outside) < len(rows):
-        warn_once(
-            f"{where}: the folders train, val and test are not taken for splits, as {len(outside)} of the {len(rows)} "
-            f"files are in none of them, first {quoted(str(folder / outside[0]))}; add a column split"
-        )
-    return [row._replace(split="train") for row in rows] if outside else rows
-
-
-def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> Mapping[str, str]:
-    """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
-    if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
-        if test_fold is not None:
-            raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
-        return _SPLIT_OF_IS_VALID if column.lower() == "is_valid" else SPLIT_OF
-    folds = {value: int(float(value)) for value in values if re.fullmatch(r"-?\d{1,9}(\.0)?", value)}
-    test = min((fold for fold in folds.values() if fold >= 0), default=None) if test_fold is None else test_fold
-    present = ", ".join(map(str, sorted(set(folds.values()))))
-    if test not in folds.values():
-        raise UserError(f"test_fold={test} is not in the column fold of {where}, which has {present}; give one of them")
-    if test_fold is None:
-        warn_once(f"{where}: fold {test} of {present} is the test split; --data.test-fold chooses another")
-    return {value: "test" if fold == test else "train" for value, fold in folds.items()}
-
-
-def _remarks(rows: Sequence[Row], cells: Sequence[Any], columns: Columns, read: ReadConfig) -> Iterator[str]:
-    """Which columns are read, and how, where they may mean something else; `cells` are the label's."""
-    labels = {label for row in rows for label in row.labels}
-    if columns.one_hot or columns.file.lower() not in FILE[0] or columns.labels[0].lower() not in LABEL[0]:
-        kind = "the classes are the columns" if columns.one_hot else "the labels are in the column"
-        yield f"the files are in the column {columns.file}, {kind} {first_ten(columns.labels)}"
-    if columns.group:
-        count = len({row.group for row in rows})
-        yield f"images of the same {columns.group} ({count:,}) stay together where a split is drawn"
-    if columns.one_hot:
-        if empty := [column for column in columns.labels if column not in labels]:
-            yield f"no image has a 1 in {first_ten(empty)}; these are not classes"
-    else:
-        if missing := sorted(MISSING.intersection(str(cell).strip() for cell in cells)):
-            yield f"the label {first_ten(missing)} is read as an empty cell; rename it if it is a class"
-        if written_list := next((cell for cell in cells if list_in(cell) is not None), None):
-            yield f"labels such as {written_list} are read as lists, each item as a label"
-    if none_names := sorted(label for label in labels if label.lower() in ("none", "na", "n/a")):
-        yield f"the label {first_ten(none_names)} is a class; leave the cells empty if it means none"
-    if read.label_separator is None and (separator := _likely_separator(labels)):
-        joined = sorted(label for label in labels if separator in label)
-        yield (
-            f"labels such as {first_ten(list(map(repr, joined[:3])))} are one class each ({len(labels)} in all). If "
-            f"they are several labels of an image, give --data.label-separator '{separator}'; '|' says that they are "
-            f"names."
-        )
-
-
-def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`. Raises
-    UserError if all labels are numbers and some have decimals."""
-    labels = {label for row in rows for label in row.labels}
-    all_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE) for label in labels)
-    if all_numbers and (decimals := sorted(label for label in labels if float(label) % 1)):
-        raise UserError(
-            f"{where} has numbers as labels, such as {first_ten(decimals[:3])}: vitlab classifies, and these look like "
-            f"a regression target. Make classes of them, by ranges with names, such as low and high."
-        )
-    with_point = sorted(label for label in labels if "." in label)
-    if not with_point or not all(re.fullmatch(r"[-+]?\d+(\.0*)?", label) for label in labels):
-        return rows
-    warn_once(f"{where}: labels such as {with_point[0]} are read as whole numbers")
-    return _rename_labels(rows, {label: label.partition(".")[0] for label in labels})
-
-
-def _rename_labels(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:
-    """`rows` with other names for their labels, each once."""
-    return [row._replace(labels=tuple(dict.fromkeys(names[label] for label in row.labels))) for row in rows]
-
-
 def _in_one_form(rows: Sequence[Row]) -> list[Row]:
     """`rows`, with a label that is written in several Unicode forms in its first one."""
     first_forms: dict[str, str] = {}
     forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
-    return _rename_labels(rows, forms)
-
-
-def _likely_separator(labels: Collection[str]) -> str:
-    """What may separate several labels in a text, or ""; a space only if there are fewer words than texts."""
-    for separator in ",;":
-        if any(separator in label for label in labels):
-            return separator
-    words = {word for label in labels for word in label.split()}
-    return " " if len(words) < len(labels) else ""
-
-
-def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
-    """`rows`; if none of their files is where it should be, with files of the same name below the folder. The name may
-    lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit."""
-    rows = _in_the_form_on_disk(rows, folder)
-    if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
-        return rows
-    files_of = _files_by_end(folder)
-    located, moved, ambiguous = [], [], []
-    for row in rows:
-        wanted = row.file.replace("\\", "/").removeprefix("./")
-        is_absolute = wanted.startswith("/") or ":" in wanted
-        matches = sorted(files_of.get(Path(wanted).name if is_absolute else wanted, ()))
-        if len(matches) > 1:
-            ambiguous.append(f"{row.file} ({' and '.join(matches[:3])})")
-        elif matches and matches[0] != row.file:
-            moved.append(f"{row.file} is {matches[0]}")
-        located.append(row._replace(file=matches[0]) if matches else row)
-    if ambiguous:
-        raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
-    if moved:
-        warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
-    return located
-
-
-def _files_by_end(folder: Path) -> Mapping[str, set[str]]:
-    """The images below a folder by the ends of their paths: for a/b/c.png c.png, b/c.png, a/b/c.png, c, b/c, a/b/c."""
-    files_of = collections.defaultdict[str, set[str]](set)
-    for path in images_below(folder):
-        file = os.path.relpath(path, folder)
-        for parts in (Path(file).parts, Path(file).with_suffix("").parts):
-            for start in range(len(parts)):
-                files_of["/".join(parts[start:])].add(file)
-    return files_of
-
-
-def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:
-    """`rows`, where files whose names are on the disk in another Unicode form (macOS writes NFD) have those names."""
-    names = {row.file for row in rows if not row.file.isascii()}
-    if not (missing := {name for name in names if not (folder / name).exists()}):
-        return rows
-    below = {canonical(file): file for file in (os.path.relpath(path, folder) for path in images_below(folder))}
-    form = {name: below.get(canonical(os.path.normpath(name)), name) for name in missing}
-    return [row._replace(file=form.get(row.file, row.file)) for row in rows]
+    return rename_labels(rows, forms)

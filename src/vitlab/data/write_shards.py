@@ -29,7 +29,7 @@ from vitlab.checksums import SUMS
 from vitlab.config.data import ReadConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.identity import digest_images
+from vitlab.data.identity import exact_fingerprint
 from vitlab.data.levels import warn_of_lost_bits
 from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
@@ -218,7 +218,7 @@ def _is_occupied(folder: Path) -> bool:
 def _fingerprint(split: str, dataset: Dataset) -> str:
     """A digest of a split's images and labels: tars of other ones are not reused."""
     labels = dataset.all_labels
-    content = digest_images(split, dataset).encode() + labels.offsets.tobytes() + labels.values.tobytes()
+    content = exact_fingerprint(split, dataset).encode() + labels.offsets.tobytes() + labels.values.tobytes()
     return hashlib.sha256(content).hexdigest()
 
 

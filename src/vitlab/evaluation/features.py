@@ -18,7 +18,7 @@ from torch import nn
 from vitlab.data import downloads
 from vitlab.data.classes import warn_of_skipped_classes
 from vitlab.data.dataset import Dataset, read_arrays
-from vitlab.data.identity import digest_images
+from vitlab.data.identity import exact_fingerprint
 from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
@@ -67,7 +67,7 @@ def features(
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
     path = cached = None
     if cache is not None:
-        path = cache / f"{digest_images(_digest(model, transform, epoch), dataset)}.npz"
+        path = cache / f"{exact_fingerprint(_digest(model, transform, epoch), dataset)}.npz"
         cached = read_arrays(path, "x")  # None where it is missing or corrupt
     (hits,) = world.all_reduce(int(cached is not None))  # all have read before rank 0 writes
     if cached is not None and hits == world.world_size:

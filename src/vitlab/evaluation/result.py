@@ -16,13 +16,20 @@ from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibr
 from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
 from vitlab.weights.json_fields import THRESHOLDS
 
+METADATA = ("images", "accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error")
+"""The entries of a record that are also metadata of the checkpoint."""
+MULTI_LABEL_METADATA = ("images", "mean_average_precision", "f1", "exact_match")
+"""The same with `predicted_sets`, where accuracy is of the highest label alone."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions for the n readable images of a data set, in its order.
+    """Predictions for the n readable images of a data set, in its order. An image has
 
-    An image has one label; or several, any of which is right (`label_sets`, as ImageNet-ReaL); or several that are all
-    to be predicted (a `Dataset.multi_label`: `label_sets`, `scores` and `predicted_sets`).
+    1. one label;
+    2. or several labels, any of which is right (ImageNet-ReaL): `label_sets`;
+    3. or several labels, all of which are to be predicted (a `Dataset.multi_label`): `label_sets`, `scores` and
+       `predicted_sets`. With more than MAX_SCORES scores such a data set has the record of the second kind.
     """
 
     classes: tuple[str, ...]
@@ -32,10 +39,10 @@ class Evaluation:
     """The first label of each image."""
     predictions: Int[np.ndarray, " n"]
     confidences: Float[np.ndarray, " n"]
-    """Probability of the prediction: by softmax, by the sigmoid of a `Dataset.multi_label`."""
+    """Probability of the prediction: by softmax; of a `Dataset.multi_label` by sigmoid."""
     losses: Float[np.ndarray, " n"]
-    """Softmax cross-entropy, each of k labels having the target 1/k; binary, summed over classes, of a
-    `Dataset.multi_label`."""
+    """Softmax cross-entropy, where each of k labels has the target 1/k. Of a `Dataset.multi_label`: binary
+    cross-entropy, summed over classes."""
     correct: Bool[np.ndarray, " n"]
     """Whether the prediction is any of the labels."""
     in_top5: Bool[np.ndarray, " n"]
@@ -43,22 +50,22 @@ class Evaluation:
     skipped: int
     """Unreadable images."""
     label_sets: Labels | None = None
-    """All labels of each image; None where each has one."""
+    """All labels of each image; None if each has one."""
     left_out: int = 0
     """Images of the source that have no label among the classes."""
     full_size: int | None = None
-    """Images of the complete split, where the data set lacks some of them."""
+    """Images of the complete split, if the data set lacks some of them."""
     computed_in: str = "float32"
     """Type of the model's weights."""
     scores: Float[np.ndarray, "n K"] | None = None
-    """The logits, of a `Dataset.multi_label` with up to MAX_SCORES of them; not in `predictions.csv`."""
+    """The logits of a `Dataset.multi_label` with up to MAX_SCORES of them. They are not in `predictions.csv`."""
     thresholds: Sequence[float] | None = None
     """The probability from which each label is set; None: 0.5."""
     predicted_sets: Labels | None = None
-    """The labels that are set for each image, by `scores`."""
+    """The labels that are set for each image, by `scores` and `thresholds`."""
 
     def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
-        """The same with the labels that these thresholds set, where there are `scores`."""
+        """The same with the labels that these thresholds set; itself without `scores`."""
         if self.scores is None:
             return self
         predicted = decide_labels(torch.from_numpy(self.scores), thresholds).numpy()
@@ -75,7 +82,7 @@ class Evaluation:
 
     @property
     def wrong_labels(self) -> Int[np.ndarray, " n"]:
-        """How many labels each image misses or has too many, by `predicted_sets`."""
+        """For each image, how many labels of `predicted_sets` are missing or too many."""
         assert self.predicted_sets is not None
         return (self.multi_hot(self.all_labels) != self.multi_hot(self.predicted_sets)).sum(axis=1)
 
@@ -97,8 +104,32 @@ class Evaluation:
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
 
+    def per_class(self) -> list[dict[str, Any]]:
+        """For each class: images, recall and precision.
+
+        If images have several labels, `accuracy` replaces recall: the fraction of the class's images whose prediction
+        is any of their labels, not necessarily this one. With `predicted_sets` the rows are those of `label_rows`.
+        """
+        if self.predicted_sets is not None:
+            hot, predicted_hot = self.multi_hot(self.all_labels), self.multi_hot(self.predicted_sets)
+            return label_rows(self.classes, hot, predicted_hot, self.scores, self.thresholds)
+        labels = self.all_labels
+        correct_labels = labels.values[np.repeat(self.correct, labels.counts)]
+        columns = (labels.values, correct_labels, self.predictions, self.predictions[self.correct])
+        counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
+        recall = "recall" if self.label_sets is None else "accuracy"
+        return [
+            {
+                "class": name,
+                "images": images,
+                recall: correct / images if images else None,
+                "precision": hits / predicted if predicted else None,
+            }
+            for name, images, correct, predicted, hits in zip(self.classes, *counts, strict=True)
+        ]
+
     def metrics(self) -> dict[str, float]:
-        """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
+        """accuracy, loss; with more than five classes top5; with `scores` mean_average_precision."""
         metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
         if self.scores is not None:
             metrics["mean_average_precision"] = mean_average_precision(self.multi_hot(self.all_labels), self.scores)
@@ -107,11 +138,13 @@ class Evaluation:
         return metrics
 
     def record(self) -> dict[str, Any]:
-        """The metrics and what they were measured on, as plain data.
+        """The metrics and what they were measured on, as plain data:
 
-        Also the accuracy's 95 % interval and the expected calibration error (`Calibration`); with `predicted_sets`
-        instead the mean F1 of the labels, and `exact_match`: the fraction of images with exactly the right labels.
-        Where each image has one label, the balanced accuracy: the mean recall of the classes with images.
+        - always: `metrics`, images, skipped, computed_in and `per_class`; if there are any, left_out and full_size
+        - without `predicted_sets`: accuracy_interval (95 %) and expected_calibration_error (`Calibration`)
+        - with `predicted_sets`: f1 and thresholds (`label_summary`), and exact_match, the fraction of images with
+          exactly the right labels
+        - if each image has one label: balanced_accuracy, the mean recall of the classes with images
         """
         per_class = self.per_class()
         record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
@@ -131,9 +164,9 @@ class Evaluation:
 
     def metadata(self) -> dict[str, Any]:
         """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; and `thresholds`."""
-        names = {"images", "accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error"}
-        if self.predicted_sets is not None:  # accuracy is of the highest label alone
-            names = {"images"} if self.scores is None else {"images", "mean_average_precision", "f1", "exact_match"}
+        names = METADATA
+        if self.predicted_sets is not None:
+            names = ("images",) if self.scores is None else MULTI_LABEL_METADATA
         metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
         return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
 
@@ -143,42 +176,17 @@ class Evaluation:
     def _repr_html_(self) -> str:
         return preformatted(self.as_table())
 
-    def per_class(self) -> list[dict[str, Any]]:
-        """For each class: images, recall and precision.
-
-        Where images have several labels, `accuracy` replaces recall: the fraction of the class's images whose
-        prediction is any of their labels, not necessarily this one. Of `predicted_sets`: as in `label_rows`.
-        """
-        if self.predicted_sets is not None:
-            hot = self.multi_hot(self.all_labels)
-            predicted = self.multi_hot(self.predicted_sets)
-            return label_rows(self.classes, hot, predicted, self.scores, self.thresholds)
-        labels = self.all_labels
-        correct = labels.values[np.repeat(self.correct, labels.counts)]
-        columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
-        counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
-        recall = "recall" if self.label_sets is None else "accuracy"
-        return [
-            {
-                "class": name,
-                "images": images,
-                recall: correct / images if images else None,
-                "precision": hits / predicted if predicted else None,
-            }
-            for name, images, correct, predicted, hits in zip(self.classes, *counts, strict=True)
-        ]
-
 
 def headline(record: Mapping[str, Any]) -> str:
-    """The main metric of a record as text: mean average precision of several labels, else accuracy."""
-    # One label that all images have makes the accuracy 100 %.
+    """The main metric of a record as text: mean average precision, if there is one, or accuracy."""
+    # One label that all images have would make the accuracy 100 %.
     precision = record.get("mean_average_precision")
     return f"accuracy {record['accuracy']:.2%}" if precision is None else f"mean average precision {precision:.2%}"
 
 
 def format_evaluation(record: Mapping[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
-    return _format_multi_label(record) if "f1" in record else _format_single_label(record)
+    return _format_multi_label(record) if "f1" in record else _format_single_label(record)  # of predicted sets
 
 
 def _format_single_label(record: Mapping[str, Any]) -> str:

@@ -149,7 +149,7 @@ def filters(components: Float[np.ndarray, "n P P 3"]) -> Drawing:
     return Drawing(figure, alt, "filters", {"components": components})
 
 
-def positions(similarity: Float[np.ndarray, "J h w h2 w2"]) -> Drawing:
+def positions(similarity: Float[np.ndarray, "J h w h2 w2"], title: str = "") -> Drawing:
     """`positions_of` a model: a tile for each patch, over all patches (Fig. 7 center); of J tables, the first.
 
     Of more than 16 patches to a side only every second (third, ...) has a tile.
@@ -159,7 +159,7 @@ def positions(similarity: Float[np.ndarray, "J h w h2 w2"]) -> Drawing:
     rows, columns = tiles.shape[:2]
     numbers = [[str(1 + step * i) for i in range(patches)] for patches in (rows, columns)]  # from 1, as in the paper
     width = 230 if max(rows, columns) <= 8 else 420
-    figure, axes = _draw_tiles(tiles, "Position embedding similarity", width, numbers[0], numbers[1], low=-1.0)
+    figure, axes = _draw_tiles(tiles, title or "Position embedding similarity", width, numbers[0], numbers[1], low=-1.0)
     axes.set(xlabel="input patch column", ylabel="input patch row")
     bar = figure.colorbar(axes.images[0], ax=axes, ticks=[-1, 0, 1], aspect=25, pad=0.02)
     bar.set_label("cosine similarity", color=MUTED, fontsize=9, labelpad=-4)

@@ -1,7 +1,8 @@
 """Fig. 1 to 14: drawn from a model, from the numbers that the paper prints, or from what was recorded here.
 
 A function takes a `Request` and returns figures by file name. Those that look into a model take the checkpoint of the
-request; without one they train a small ViT on scanned digits, which takes about half a minute.
+request; without one they train a small ViT on scanned digits, which takes about half a minute, for Fig. 10 three and
+for Fig. 11 a hybrid as well.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from vitlab.inspection.figures import Figure, distances, filters, pairs, positio
 from vitlab.inspection.finished_run import Run
 from vitlab.inspection.overview import draw_overview
 from vitlab.models.registry import create_model
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import ViT
 from vitlab.panels import Panel, Series
 from vitlab.paper.recorded import read_panels
@@ -33,15 +36,24 @@ from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.vtab import MEANS
 from vitlab.studies import vtab_table
+from vitlab.studies.presets import changed
 from vitlab.studies.scaling import FAMILIES, TABLE6, paper_panel
 from vitlab.studies.tables import TABLES
 from vitlab.train.precision import choose_device
-from vitlab.weights import Checkpoint, load_checkpoint
+from vitlab.weights import Checkpoint, load_checkpoint, load_model
 
 SHOWN, MORE, AVERAGED = 3, 16, 128
 """Images of Fig. 6, of Fig. 14, and for mean attention distances, at most."""
 DIGITS_EPOCHS = 200 / 3
 """Epochs of the small ViT: about 20 seconds of two cores."""
+TRAININGS = {
+    "1/2 steps, 1/2 rate, 1/10 decay": (0.5, 0.5, 0.1),
+    "1/2 steps": (0.5, 1.0, 1.0),
+    "all steps": (1.0, 1.0, 1.0),
+}
+"""Fig. 10: factors of the steps, the learning rate and the weight decay, about as in the paper's three trainings."""
+HYBRID = tiny.vit(16, 1, 96, 5, stem=ResNetBody((2,), width=32, version="v2", min_group_size=16))
+"""As many tokens and blocks as the small ViT, behind convolutions."""
 PRETRAINING_SETS = {"ImageNet": "ImageNet", "I21k": "ImageNet-21k", "JFT": "JFT-300M"}
 UNTRAINED = "ViT-Ti/16"
 """The model with random weights."""
@@ -73,21 +85,25 @@ class Request:
     def _loaded(self) -> Checkpoint:
         if self.checkpoint is None and self.untrained:
             return Checkpoint(create_model(UNTRAINED), {}, Preprocessing())
-        return load_checkpoint(self.checkpoint or self._trained_digits)
+        return load_checkpoint(self.checkpoint or self.train_digits())
 
-    @cached_property
-    def _trained_digits(self) -> Path:
-        folder = self.out / "digits"
+    @property
+    def learns_digits(self) -> bool:
+        """Whether the models of the figures are trained now, on scanned digits."""
+        return self.checkpoint is None and not self.untrained
+
+    def train_digits(self, name: str = "digits", **changes: Any) -> Path:
+        """The run of a small ViT on scanned digits, trained now or by an earlier call; `changes` of its recipe."""
+        folder = self.out / name
         self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}, about half a minute")
-        pretrain(dataclasses.replace(tiny.digits(), epochs=DIGITS_EPOCHS), folder)
+        pretrain(changed(tiny.digits(), **({"epochs": DIGITS_EPOCHS} | changes)), folder)
         return folder
 
     @cached_property
     def pixels(self) -> list[UInt8[np.ndarray, "H W 3"]]:
         """The images as the model sees them: the request's, digits, or two photos that scikit-learn has."""
-        if self.checkpoint is None and not self.untrained and not self.images:
-            run = Run.read(self._trained_digits)
-            return list(run.preprocessed(run.one_per_class(self.shown)).values())
+        if self.learns_digits and not self.images:
+            return _digits(self.train_digits(), self.shown)
         transform = EvalTransform(self.vit.config.image_hw, self._loaded.preprocessing)
         sources = find_images(self.images) if self.images else find_images(sample_photos())
         inputs = [transform.apply([read_image(source, name)]) for name, source in list(sources)[: self.shown]]
@@ -96,7 +112,7 @@ class Request:
     @cached_property
     def batch(self) -> Float[Tensor, "B 3 H W"]:
         """The images in [-1, 1]."""
-        return torch.from_numpy(np.stack(self.pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
+        return _to_batch(self.pixels)
 
     @cached_property
     def captured(self) -> Capture:
@@ -109,6 +125,16 @@ def sample_photos() -> list[UInt8[np.ndarray, "H W 3"]]:
     from sklearn.datasets import load_sample_images
 
     return load_sample_images().images
+
+
+def _digits(folder: Path, count: int) -> list[UInt8[np.ndarray, "H W 3"]]:
+    """Test images of a run on digits, of all classes."""
+    run = Run.read(folder)
+    return list(run.preprocessed(run.one_per_class(count)).values())
+
+
+def _to_batch(images: Sequence[UInt8[np.ndarray, "H W 3"]]) -> Float[Tensor, "B 3 H W"]:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def fig1(request: Request) -> Figures:
@@ -166,7 +192,7 @@ def fig7(request: Request) -> Figures:
     figures = {"fig7-left": filters(filters_of(request.vit)).figure}
     if (similarity := positions_of(request.vit)) is not None:
         figures["fig7-center"] = positions(similarity).figure
-    return figures | {"fig7-right": fig11(request)["fig11"]}
+    return figures | {"fig7-right": _distances(request)}
 
 
 def fig8(request: Request) -> Figures:
@@ -180,17 +206,33 @@ def fig9(request: Request) -> Figures:
 
 
 def fig10(request: Request) -> Figures:
-    """Similarity of the position embeddings of a model; the paper compares three trainings."""
-    similarity = positions_of(request.vit)
-    if similarity is None:
-        raise UserError(f"{request.checkpoint} has no absolute position embeddings; give a checkpoint that has.")
-    return {"fig10": positions(similarity).figure}
+    """Similarity of position embeddings: of a checkpoint, or of three trainings that differ, as in the paper."""
+    if not request.learns_digits:
+        if (similarity := positions_of(request.vit)) is None:
+            raise UserError(f"{request.checkpoint} has no absolute position embeddings; give a checkpoint that has.")
+        return {"fig10": positions(similarity).figure}
+    optim, figures = tiny.digits().optim, {}
+    for side, (title, (steps, rate, decay)) in zip(("left", "center", "right"), TRAININGS.items(), strict=True):
+        changes = {"lr": rate * optim.lr, "weight_decay": decay * optim.weight_decay}
+        name = "digits" if (steps, rate, decay) == (1, 1, 1) else f"digits-{side}"
+        model = load_model(request.train_digits(name, epochs=steps * DIGITS_EPOCHS, optim=changes))
+        figures[f"fig10-{side}"] = positions(positions_of(model), title).figure
+    return figures
 
 
 def fig11(request: Request) -> Figures:
-    """Attention distance by layer: of a ViT the left panel, of a hybrid the right one."""
+    """Attention distance by layer: of a checkpoint, or of a ViT (left) and a hybrid (right)."""
+    if not request.learns_digits:
+        return {"fig11": _distances(request)}
+    hybrid = request.train_digits("digits-hybrid", model=HYBRID)
+    captured = capture(load_model(hybrid), [_to_batch(_digits(hybrid, AVERAGED))])
+    right = distances(captured.distances, captured.layers, title="Attention distance, hybrid").figure
+    return {"fig11-left": _distances(request), "fig11-right": right}
+
+
+def _distances(request: Request) -> Figure:
     captured = dataclasses.replace(request, shown=AVERAGED).captured
-    return {"fig11": distances(captured.distances, captured.layers).figure}
+    return distances(captured.distances, captured.layers).figure
 
 
 def fig12(request: Request) -> Figures:

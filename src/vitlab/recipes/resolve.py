@@ -6,7 +6,7 @@ open (`finetuning/plan.py`). Settings have dotted names: `steps`, `optim.lr`, `d
 """
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ from vitlab.settings import nearest
 Config = TypeVar("Config", bound=TrainConfig)
 OWN_IMAGES = ("folder:", "csv:")
 """Data sets of one's own files: unreadable ones are skipped and listed, unless `data.on_error` is given."""
-FIXES = {
+CLOSED_BY = {
     "steps": {"epochs"},
     "epochs": {"steps"},
     "optim.lr": {"learning_rates", "refit"},
@@ -32,13 +32,17 @@ FIXES = {
     "data.eval_resize": {"data.eval_interpolation"},
     "data.eval_interpolation": {"data.eval_resize"},
 }
-"""A given setting -> the others that are not open any more."""
+"""A given setting -> the others that are no longer open either."""
+CHOSEN_WITH = {
+    "model.image_size": {"data.eval_resize"},  # in proportion to it
+    "learning_rates": {"optim.lr"},
+    "runs": set(NO_SWEEP),  # the least-squares head alone has none
+}
+"""An open setting -> the others that are chosen with it."""
 BY_BUDGET = {"steps", "epochs", "sweep_steps", "optim.warmup_steps"}
 """What a time budget decides, whatever the recipe says."""
-
-
 RECIPE = "the recipe"
-"""Why an open setting has its value where nothing has changed it."""
+"""The reason for an open setting that nothing has changed."""
 
 
 class Reason(NamedTuple):
@@ -51,7 +55,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a job; None where it is not known yet."""
+    """What is known of a job; None if it is not known yet."""
 
     device_type: str = "cuda"
     """On a CPU the default image size and the number of steps are smaller."""
@@ -87,45 +91,48 @@ def resolve(
 ) -> Resolved[Config]:
     """The settings of a recipe, `config`, with what is `given`; `open_settings` are chosen by the known facts.
 
-    A given setting replaces what excludes it: `steps` takes the place of `epochs` and vice versa, one `optim.lr` that
-    of a sweep. budget: the time is given, and decides BY_BUDGET. Raises UserError for settings that are unknown,
-    invalid, without effect, or exclude each other.
+    A given setting replaces what excludes it: `steps` replaces `epochs` and vice versa, and `optim.lr` a sweep.
+    budget: whether a time budget decides BY_BUDGET. Raises UserError for settings that are unknown, invalid, without
+    effect, or exclude each other.
     """
     given = given or {}
     _check_given(given, budget)
     config = with_settings(config, {**_replaced_by(given, config), **given})
-    fixed = {*given, *(name for key in given for name in FIXES.get(key, ()))}
-    left = frozenset(name for name in open_settings if name not in fixed)
-    if not isinstance(config, FinetuneConfig):
-        if facts.num_classes is not None and config.masking is None:
-            config = with_settings(config, {"model.num_classes": facts.num_classes})
-        return Resolved(config, left)
+    closed = {*given, *(name for setting in given for name in CLOSED_BY.get(setting, ()))}
+    still_open = frozenset(open_settings) - closed
+    if isinstance(config, FinetuneConfig):
+        return _resolve_finetune(config, given, still_open, facts)
+    if facts.num_classes is not None and config.masking is None:
+        config = with_settings(config, {"model.num_classes": facts.num_classes})
+    return Resolved(config, still_open)
+
+
+def _resolve_finetune(config: Any, given: Container[str], open_settings: frozenset[str], facts: Facts) -> Resolved[Any]:
+    """`config`, which has the `given` settings, with the open ones as the known facts choose them, and the reasons."""
     if "held_out" in given and not config.tried_rates:
         raise UserError("held_out has no effect with one learning rate; give learning_rates, such as 0.003 and 0.01.")
     if config.learning_rates and config.optim.lr not in config.learning_rates:  # the recipe's rate without a sweep
         config = with_settings(config, {"optim.lr": config.learning_rates[0]})
     reasons: list[Reason] = []
     for why, choose in (("the checkpoint", _choose_by_checkpoint), ("the training images", _choose_by_data)):
-        chosen: Any = choose(config, left, facts)
-        reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in left]
+        chosen: Any = choose(config, open_settings, facts)
+        reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in open_settings]
         config = chosen
     if facts.examples is not None:  # also what kept the recipe's value: another device could choose differently
-        unchanged = left - {reason.setting for reason in reasons}
+        unchanged = open_settings - {reason.setting for reason in reasons}
         values = dict(changes(None, config))
         reasons += [Reason(name, values[name], RECIPE) for name in sorted(unchanged)]
-    return Resolved(config, left, tuple(reasons))
+    return Resolved(config, open_settings, tuple(reasons))
 
 
 def keep_choices(resolved: Resolved[FinetuneConfig], saved: Sequence[Reason], budget: bool) -> Resolved[FinetuneConfig]:
-    """The settings of an interrupted job: where they are open, with the choices that it `saved`, on another device and
-    at another speed, too."""
-    kept = set(resolved.open_settings) | (BY_BUDGET if budget else set())
-    kept |= {"data.eval_resize"} if "model.image_size" in kept else set()  # in proportion to it
-    kept |= {"optim.lr"} if "learning_rates" in kept else set()
-    kept |= NO_SWEEP.keys() if "runs" in kept else set()  # the least-squares head alone has none
-    again = {reason.setting: reason for reason in saved if reason.setting in kept}
-    config = with_settings(resolved.config, {name: reason.value for name, reason in again.items()})
-    return dataclasses.replace(resolved, config=config, reasons=tuple(again.values()) or resolved.reasons)
+    """`resolved` with the values that an interrupted job has `saved` for its open settings. They are kept even if the
+    device or its speed has changed since."""
+    chosen = set(resolved.open_settings) | (BY_BUDGET if budget else set())
+    chosen |= {name for setting in chosen for name in CHOSEN_WITH.get(setting, ())}
+    reasons = {reason.setting: reason for reason in saved if reason.setting in chosen}
+    config = with_settings(resolved.config, {name: reason.value for name, reason in reasons.items()})
+    return replace(resolved, config=config, reasons=tuple(reasons.values()) or resolved.reasons)
 
 
 def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
@@ -145,16 +152,14 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
         part = getattr(config, section)
         part = FewShotConfig() if part is None and section == "fewshot" else part
         if not dataclasses.is_dataclass(part):
-            raise UserError(
-                f"{section} is {part!r} and has no settings; leave {section}.{next(iter(inner_values))} out."
-            )
+            first = next(iter(inner_values))
+            raise UserError(f"{section} is {part!r} and has no settings; leave {section}.{first} out.")
         values[section] = with_settings(part, inner_values)
     return replace(config, **values)
 
 
 def changes(before: Any, after: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of the settings in which two configs differ, with the values of the second. All settings where
-    `before` is None."""
+    """Dotted name and new value of each setting in which two configs differ; of all settings if `before` is None."""
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name, None), getattr(after, field.name)
         if dataclasses.is_dataclass(new) and (before is None or type(old) is type(new)):
@@ -186,7 +191,7 @@ def _replaced_by(given: Mapping[str, Any], config: TrainConfig) -> dict[str, Any
     return settings
 
 
-def _choose_by_checkpoint(config: Any, left: frozenset[str], facts: Facts) -> FinetuneConfig:
+def _choose_by_checkpoint(config: Any, open_settings: frozenset[str], facts: Facts) -> FinetuneConfig:
     """`config` with the checkpoint's model, and its preprocessing of test images."""
     source, preprocessing = facts.checkpoint, facts.preprocessing
     if source is None:
@@ -202,10 +207,10 @@ def _choose_by_checkpoint(config: Any, left: frozenset[str], facts: Facts) -> Fi
             )
         source = override(source, position_interpolation=facts.interpolation)
     size = facts.image_size
-    if size is None and preprocessing is not None and "model.image_size" in left:
+    if size is None and preprocessing is not None and "model.image_size" in open_settings:
         size = default_image_size(source, preprocessing, facts.device_type)
     config = adapt_config(source, config, facts.num_classes or 2, size)
-    if preprocessing is not None and "data.eval_resize" in left:
+    if preprocessing is not None and "data.eval_resize" in open_settings:
         scaled = preprocessing.at(config.model.image_size)
         resize = scaled.resize if scaled.keep_aspect else None
         interpolation = None if scaled.is_google else scaled.interpolation
@@ -214,10 +219,10 @@ def _choose_by_checkpoint(config: Any, left: frozenset[str], facts: Facts) -> Fi
     return config
 
 
-def _choose_by_data(config: Any, left: frozenset[str], facts: Facts) -> FinetuneConfig:
+def _choose_by_data(config: Any, open_settings: frozenset[str], facts: Facts) -> FinetuneConfig:
     """`config` with the settings that depend on the training images."""
     if facts.examples is None:
         return config
-    if "loss" in left and facts.multi_label:
+    if "loss" in open_settings and facts.multi_label:
         config = replace(config, loss="sigmoid")
-    return bit_hyperrule(config, facts.examples, facts.device_type, left)
+    return bit_hyperrule(config, facts.examples, facts.device_type, open_settings)

@@ -16,7 +16,7 @@ from torch import nn
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import list_fingerprint
-from vitlab.data.identity import identify, names_and_labels
+from vitlab.data.identity import names_and_labels_fingerprint, portable_fingerprints
 from vitlab.evaluation.accuracy import evaluate
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
@@ -181,8 +181,8 @@ def run_settings(command: str, init_id: str | None, splits: Splits, config: Trai
     images = {"train": splits.train, "val": splits.val, "test": splits.test}
     if splits.val is splits.train or splits.val is splits.test:
         del images["val"]
-    origin = {"command": command, "start": init_id, "examples": len(splits.train), **identify(images)}
-    origin["names_and_labels"] = {split: names_and_labels(images[split]) for split in ("train", "test")}
+    origin = {"command": command, "start": init_id, "examples": len(splits.train), **portable_fingerprints(images)}
+    origin["names_and_labels"] = {split: names_and_labels_fingerprint(images[split]) for split in ("train", "test")}
     return {**origin, **excluded(config.data), **to_dict(config)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.config import DataConfig
-from vitlab.data.classes import require_classes_left, warn_of_contradictions
+from vitlab.data.classes import Failure, require_classes_left, warn_of_contradictions, warn_of_lost_classes
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.levels import measure_range, warn_of_narrow_range
@@ -82,17 +82,16 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
     reasons: dict[str, str] = {}
 
     def readable(dataset: Dataset) -> Dataset:
-        failures = world.broadcast_object(lambda: _find_unreadable(dataset))
-        reasons.update({path: reason for _, path, reason in failures})
+        failures = [Failure(*each) for each in world.broadcast_object(lambda: _find_unreadable(dataset))]
+        reasons.update({failure.path: failure.reason for failure in failures})
         if len(failures) == len(dataset):
-            _, path, reason = failures[0]
             raise UserError(
                 f"none of the {len(dataset):,} images of {dataset.name} ({dataset.split}) can be read; the first, "
-                f"{quoted(path)}: {reason}."
+                f"{quoted(failures[0].path)}: {failures[0].reason}."
             )
-        rest = dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
-        require_classes_left(dataset, rest, failures, train=dataset is splits.train)
-        return rest
+        check_classes = require_classes_left if dataset is splits.train else warn_of_lost_classes
+        check_classes(dataset, failures)
+        return dataset.take(np.setdiff1d(np.arange(len(dataset)), [failure.image for failure in failures]))
 
     train_set, test = readable(splits.train), readable(splits.test)
     val = test if splits.val is splits.test else readable(splits.val)
@@ -111,21 +110,19 @@ def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
     images = np.repeat(np.arange(len(train)), labels.counts)[order]
     classes = np.split(images, np.flatnonzero(np.diff(labels.values[order])) + 1)
 
-    def find_first(indices: np.ndarray) -> list[tuple[int, str, str]]:
+    def find_first(indices: np.ndarray) -> list[Failure]:
         failures = []
         for index in indices.tolist():
             if (error := _error_of(train, index)) is None:
                 break
-            failures.append((index, error.path, error.reason))
+            failures.append(Failure(index, error.path, error.reason))
         return failures
 
-    def find() -> list[tuple[int, str, str]]:
+    def find() -> list[Failure]:
         with ThreadPoolExecutor() as pool:
             return [failure for failures in pool.map(find_first, classes) for failure in failures]
 
-    if failures := world.broadcast_object(find):
-        rest = train.take(np.setdiff1d(np.arange(len(train)), [index for index, *_ in failures]))
-        require_classes_left(train, rest, failures, train=True)
+    require_classes_left(train, [Failure(*each) for each in world.broadcast_object(find)])
 
 
 def _error_of(dataset: Dataset, index: int) -> ImageError | None:
@@ -137,8 +134,8 @@ def _error_of(dataset: Dataset, index: int) -> ImageError | None:
     return None
 
 
-def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
-    """Index, path and reason of every image that cannot be decoded."""
+def _find_unreadable(dataset: Dataset) -> list[Failure]:
+    """Every image that cannot be decoded."""
     errors = dict(dataset.failures)
     if dataset.pixels is None:
         display = ProgressDisplay(f"checking that the images of {dataset.split} can be read", len(dataset))
@@ -148,4 +145,4 @@ def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
                 results = zip(block, pool.map(functools.partial(_error_of, dataset), block), strict=True)
                 errors |= {index: error for index, error in results if error is not None}
                 display.update(block.stop)
-    return [(index, error.path, error.reason) for index, error in errors.items()]
+    return [Failure(index, error.path, error.reason) for index, error in errors.items()]

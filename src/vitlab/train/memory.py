@@ -7,7 +7,8 @@ inside a unit of a ResNet.
 The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
 counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
-memory, a checkpoint's copy, torch.compile's savings.
+memory, a checkpoint's copy, torch.compile's savings. The choice of a micro-batch has a margin for this
+(`MEMORY_FRACTION`), `plan` and `bench` have none.
 """
 
 import functools
@@ -29,16 +30,13 @@ from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision
 
 
-class ItemSize(NamedTuple):
-    """Bytes of a number: in matrix products and convolutions, and in normalizations (float32 with autocast)."""
+class WeightCounts(NamedTuple):
+    """How many weights a model has."""
 
-    product: int
-    norm: int
-
-    @property
-    def relu(self) -> int:
-        """After a ReLU: where the next convolution casts it, both are saved."""
-        return self.product if self.product == self.norm else self.product + self.norm
+    total: int
+    largest_block: int
+    outside_blocks: int
+    trained: int
 
 
 class BlockBytes(NamedTuple):
@@ -51,6 +49,18 @@ class BlockBytes(NamedTuple):
     """What the backward pass needs besides."""
 
 
+class ItemSize(NamedTuple):
+    """Bytes of a number: in matrix products and convolutions, and in normalizations (float32 with autocast)."""
+
+    product: int
+    norm: int
+
+    @property
+    def relu(self) -> int:
+        """After a ReLU: where the next convolution casts it, both are saved."""
+        return self.product if self.product == self.norm else self.product + self.norm
+
+
 def rank_bytes(
     config: TrainConfig,
     microbatch: int,
@@ -61,31 +71,26 @@ def rank_bytes(
 ) -> dict[str, int]:
     """Bytes of a rank at the peak of a step, by what they hold; `microbatch` images go through the model at once.
 
-    DDP: float32 weights, gradients and optimizer state. `sharded` (FSDP2): a shard of each. Gathered in the precision
-    of the products: the weights outside of blocks, of the current block and of the next one; the gradients of the
-    first two, the block's also in float32. A step of several micro-batches shards its gradients after the last one.
+    sharded: by FSDP2, with a shard of the float32 weights, gradients and optimizer state; otherwise all of them (DDP).
     """
-    total, block, outside, trained = weight_counts(config.model, config.masking, config.trained_blocks)
+    counts = weight_counts(config.model, config.masking, config.trained_blocks)
     num_shards = world_size if sharded else 1
-    weights = -(-4 * total // num_shards)
-    trained_weights = -(-4 * trained // num_shards)
     local_batch = -(-config.batch_size // world_size)
-    gathered = 0
+    weights = -(-4 * counts.total // num_shards)
+    trained_weights = -(-4 * counts.trained // num_shards)
+    if sharded and precision == "autocast":
+        precision = "bfloat16"  # FSDP2 casts what it gathers
     gradients = trained_weights
-    if sharded:
-        precision = "bfloat16" if precision == "autocast" else precision  # FSDP2 casts what it gathers
-        itemsize = 4 if precision == "float32" else 2
-        gathered = itemsize * (2 * outside + 3 * block) + 4 * block
-        if microbatch < local_batch:
-            gradients = 4 * trained
-    elif precision == "bfloat16":
-        gradients += 2 * trained  # of the copy of the weights
+    if sharded and microbatch < local_batch:
+        gradients = 4 * counts.trained  # a sum over micro-batches, which is sharded after the last one
+    if not sharded and precision == "bfloat16":
+        gradients += 2 * counts.trained  # of the copy of the weights
     saved, work = activation_bytes(config, precision, device_type)
     height, width = config.model.image_hw
     return {
         "weights": weights,
-        "copies": _copied_bytes(config, precision, sharded),
-        "gathered": gathered,
+        "copies": _copied_bytes(config, counts, precision, sharded),
+        "gathered": _gathered_bytes(counts, precision) if sharded else 0,
         "gradients": gradients,
         "optimizer": state_per_weight(config.optim) * trained_weights,
         "average": weights if config.average_decay else 0,
@@ -95,44 +100,52 @@ def rank_bytes(
     }
 
 
-def _copied_bytes(config: TrainConfig, precision: Precision, sharded: bool) -> int:
-    """Bytes of weights that are standardized or cast for the products, besides what is gathered. With activation
-    checkpointing each block frees its own; the model in bfloat16 stays."""
-    total, _, _, trained = weight_counts(config.model, config.masking, config.trained_blocks)
-    body = _body(config.model)
-    copies = 2 * total if precision == "bfloat16" and not sharded else 0
-    if config.activation_checkpointing:
-        return copies
-    if body:  # standardized in float32, then cast
-        copies += body.num_parameters(config.model.image_hw) * trained // total * (6 if precision == "bfloat16" else 4)
-    if precision == "autocast" and not sharded:
-        copies += 2 * trained
-    return copies
-
-
 @functools.cache
 def weight_counts(
     config: ModelConfig, masking: MaskingConfig | None, trained_blocks: int | None = None
-) -> tuple[int, int, int, int]:
-    """The number of weights: in all, in the largest block, outside of blocks, and that are trained."""
+) -> WeightCounts:
+    """The counts of the model that is trained, which is built without memory."""
     with torch.device("meta"):
         model = create_training_model(config, masking)
     blocks = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
     total = sum(p.numel() for p in model.parameters())
     freeze_blocks(model, trained_blocks)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return total, max(blocks, default=0), total - sum(blocks), trained
+    return WeightCounts(total, max(blocks, default=0), total - sum(blocks), trained)
+
+
+def _copied_bytes(config: TrainConfig, counts: WeightCounts, precision: Precision, sharded: bool) -> int:
+    """Bytes of weights that are standardized or cast for the products, besides what is gathered. With activation
+    checkpointing each block frees its own; the model in bfloat16 stays."""
+    body = _body(config.model)
+    copies = 2 * counts.total if precision == "bfloat16" and not sharded else 0
+    if config.activation_checkpointing:
+        return copies
+    if body:  # standardized in float32, then cast
+        standardized = body.num_parameters(config.model.image_hw) * counts.trained // counts.total
+        copies += standardized * (6 if precision == "bfloat16" else 4)
+    if precision == "autocast" and not sharded:
+        copies += 2 * counts.trained
+    return copies
+
+
+def _gathered_bytes(counts: WeightCounts, precision: Precision) -> int:
+    """Bytes that FSDP2 gathers at once, in the precision of the products; the block's gradients also in float32."""
+    outside, block = counts.outside_blocks, counts.largest_block
+    weights = outside + block + block  # of the current block and of the next one
+    gradients = outside + block
+    return (4 if precision == "float32" else 2) * (weights + gradients) + 4 * block
 
 
 def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_type: str) -> int:
     """Peak bytes of a forward pass without gradients: weights, images and the rest, all in `dtype`."""
     body = _body(config)
-    matrix = 0  # elements
+    matrix = 0  # numbers of the largest attention matrices
     if isinstance(config, ViTConfig):
         matrix = batch * config.heads * max(math.prod(shape) for shape in _sequences(config, config.num_patches))
     fused = attention_backend(device_type, False, dtype, matrix) == "fused"
     activations = dtype.itemsize * batch * _forward_numbers(config, fused)
-    standardized = 8 * 9 * (body.channels // 4) ** 2 if body else 0  # the largest filters, twice in float32
+    standardized = 2 * 4 * (3 * 3 * (body.channels // 4) ** 2) if body else 0  # the largest filters, twice in float32
     return dtype.itemsize * config.num_parameters + max(activations, standardized)
 
 
@@ -142,15 +155,17 @@ def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
     pixels = math.prod(config.image_hw)
     peaks = [0]
     if body:
-        peaks.append(3 * (body.width * pixels // 4))
+        root = body.width * pixels // 4  # output of its convolution, at half of the resolution
+        peaks.append(3 * root)
         for unit in body.units():
             before, after = _positions(unit, config.image_hw)
-            peaks.append(unit.channels_out * after * (4 if body.version == "v1" else 3) + unit.inner * before)
+            outputs = 4 if body.version == "v1" else 3
+            peaks.append(outputs * unit.channels_out * after + unit.inner * before)
     if isinstance(config, ViTConfig):
         d = config.width
         for tokens, length in _sequences(config, config.num_patches):
-            peaks.append(tokens * (_mlp_layers(config) * config.mlp_dim + 3 * d))
-            if not fused:
+            peaks.append(tokens * (3 * d + _mlp_layers(config) * config.mlp_dim))
+            if not fused:  # two attention matrices
                 peaks.append(tokens * (6 * d + 2 * config.heads * length))
     return config.in_chans * pixels + max(peaks)
 
@@ -158,35 +173,43 @@ def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
 def activation_bytes(config: TrainConfig, precision: Precision, device_type: str) -> tuple[int, int]:
     """Bytes of an image in training: what the forward pass saves, and what the peak has besides."""
     model = config.model
-    body = _body(model)
     size = ItemSize(product=4 if precision == "float32" else 2, norm=2 if precision == "bfloat16" else 4)
-    units = _unit_bytes(body, model.image_hw, size) if body else []
-    blocks = _block_bytes(model, size, device_type) if isinstance(model, ViTConfig) else []
+    blocks = _trained_blocks(config, size, device_type)
     outputs = model.num_classes
     if config.masking and isinstance(model, ViTConfig):
         outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
-    outside = 8 * outputs  # logits and log_softmax, in float32
+    logits = (4 + 4) * outputs  # and their log_softmax, in float32
+    outside = logits  # what is saved outside of blocks
     if config.trained_blocks is None:
-        trained = units + blocks
         outside += _embedding_bytes(model, size)
-    else:  # the stem of a hybrid is frozen, as a part of its embedding
-        encoder = blocks or units
-        count = config.trained_blocks * (2 if isinstance(model, ViTConfig) and model.encoder == "axial" else 1)
-        trained = encoder[max(len(encoder) - count, 0) :]
-    if trained:  # input and output of the last normalization
+    if blocks:  # input and output of the last normalization
         is_vit = isinstance(model, ViTConfig)
         features = model.num_tokens * model.width if is_vit else math.prod(model.grid) * model.body.channels
         outside += (size.norm + size.product) * features
     if config.activation_checkpointing:
-        inputs = itertools.accumulate(block.input for block in trained)
-        saved = outside + sum(block.input for block in trained)
-        peaks = [outside + below + block.saved + block.work for below, block in zip(inputs, trained, strict=True)]
+        saved = outside + sum(block.input for block in blocks)
+        inputs = itertools.accumulate(block.input for block in blocks)
+        peaks = [outside + below + block.saved + block.work for below, block in zip(inputs, blocks, strict=True)]
     else:
-        saved = outside + sum(block.saved for block in trained)
-        peaks = [saved + block.work for block in trained[-1:]]
-    peaks.append(saved + 8 * outputs)
-    peaks.append((size.norm if body else size.product) * _forward_numbers(model))  # higher where blocks are frozen
+        saved = outside + sum(block.saved for block in blocks)
+        peaks = [saved + block.work for block in blocks[-1:]]
+    peaks.append(saved + logits)  # the gradients of both
+    itemsize = size.norm if _body(model) else size.product
+    peaks.append(itemsize * _forward_numbers(model))  # the highest if blocks are frozen
     return saved, max(peaks) - saved
+
+
+def _trained_blocks(config: TrainConfig, size: ItemSize, device_type: str) -> list[BlockBytes]:
+    """The blocks and units that are trained: only their tensors are saved."""
+    model = config.model
+    body = _body(model)
+    units = _unit_bytes(body, model.image_hw, size) if body else []
+    blocks = _block_bytes(model, size, device_type) if isinstance(model, ViTConfig) else []
+    if config.trained_blocks is None:
+        return units + blocks
+    encoder = blocks or units  # the stem of a hybrid is frozen, as a part of its embedding
+    count = config.trained_blocks * (2 if isinstance(model, ViTConfig) and model.encoder == "axial" else 1)
+    return encoder[max(len(encoder) - count, 0) :]
 
 
 def _embedding_bytes(config: ModelConfig, size: ItemSize) -> int:
@@ -214,18 +237,23 @@ def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[Bl
     layers = _mlp_layers(config)
     relative = config.position == "relative"
     matmul = attention_backend(device_type, needs_grad=True) == "matmul"
-    token = size.norm * 2 * d + size.product * 2 * d  # inputs and outputs of two LayerNorms
-    token += size.product * 4 * d  # q, k, v and the output of the heads
-    token += size.product * layers * m
-    token += size.product * d * (2 * (variant.layer_scale is not None) + 3 * (variant.rotary is not None) + relative)
-    token += (size.product + size.norm) * d * variant.attention_norm
-    token += size.norm * m * variant.mlp_norm
-    if config.dropout:
-        token += (2 * d + m) * (size.product if device_type == "cpu" else 1)  # masks
+    per_token = (
+        size.norm * 2 * d,  # inputs of the two LayerNorms
+        size.product * 2 * d,  # their outputs
+        size.product * 4 * d,  # q, k, v and the output of the heads
+        size.product * layers * m,  # layers of the MLP
+        size.product * 2 * d * (variant.layer_scale is not None),  # inputs of the two LayerScales
+        size.product * 3 * d * (variant.rotary is not None),  # rotated q and k, and one more tensor of their size
+        size.product * d * relative,  # scaled q
+        (size.norm + size.product) * d * variant.attention_norm,  # input and output of this norm
+        size.norm * m * variant.mlp_norm,  # input of this norm
+        (size.product if device_type == "cpu" else 1) * (2 * d + m) * (config.dropout > 0),  # masks of dropout
+    )
     blocks = []
     for tokens, length in _sequences(config, config.kept_patches(config.num_patches)):
         matrix = tokens * config.heads * length
-        saved = tokens * token + size.product * matrix * (matmul or relative)
+        saved = tokens * sum(per_token)
+        saved += size.product * matrix * (matmul or relative)  # the attention matrix, or what is added to its logits
         work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * variant.mlp_norm)
         if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
             work = max(work, size.product * (2 * matrix - tokens * (layers * m - d)))

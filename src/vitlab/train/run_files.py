@@ -1,4 +1,4 @@
-"""The files of a run, or of a job of several runs: what they are, and which are missing or corrupt."""
+"""The files of a run, or of a job of several runs: what they are, and which are missing or corrupt. For `Workdir`."""
 
 import logging
 from collections.abc import Collection
@@ -8,23 +8,28 @@ from vitlab.checksums import MISSING, SUMS, find_corrupt_files, read_sums, write
 from vitlab.io import clear_leftovers
 
 logger = logging.getLogger(__name__)
-RUNTIME, METRICS, SPEED, PLAN = "runtime.json", "metrics.jsonl", "speed.jsonl", "plan.json"
-PAGE, CARD = "report/index.html", "model/README.md"
+RUNTIME = "runtime.json"
+METRICS = "metrics.jsonl"
+SPEED = "speed.jsonl"
+PLAN = "plan.json"
+PAGE = "report/index.html"
+CARD = "model/README.md"
 RUNS = ("linear", "run-*", "sweep/lr-*")
 """The folders of a job's runs; each has its own SHA256SUMS."""
-KINDS = {
-    "report": (CARD, "report/*", "report/figures/*"),
-    "result": (
-        *("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png"),
-        *(f"{run}/{SUMS}" for run in RUNS),
-    ),
-    "record": ("config.json", PLAN, RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*"),
-}
-"""Kind -> patterns of names; the first that matches counts. A report is made again from the results of a job, results
-from the last checkpoint or by the job's runs; records only training itself can regenerate."""
+REPORT = (CARD, "report/*", "report/figures/*")
+"""Can be made again from the results."""
+RESULTS = (
+    *("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png"),
+    *(f"{run}/{SUMS}" for run in RUNS),
+)
+"""Can be made again from the last checkpoint; those of a job, from its runs."""
+RECORDS = ("config.json", PLAN, RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
+"""Can be made again only by training again."""
+KINDS = {"report": REPORT, "result": RESULTS, "record": RECORDS}
+"""Kind -> patterns of names. The first match counts: CARD belongs to the report, though it also matches `model/*`."""
 
 
-def kind_of(name: str) -> str | None:
+def _kind_of(name: str) -> str | None:
     """The kind of a file, by its name in the folder of a run or job."""
     matches = (kind for kind, patterns in KINDS.items() for pattern in patterns if PurePath(name).match(pattern))
     return next(matches, None)
@@ -32,17 +37,39 @@ def kind_of(name: str) -> str | None:
 
 def is_result(name: str) -> bool:
     """Whether a file is a result of the folder or of one of its runs."""
-    return kind_of(name) == "result"
+    return _kind_of(name) == "result"
 
 
 def run_files(folder: Path) -> set[str]:
     """Names of the results and records in the folder."""
-    return _present(folder, {"result", "record"})
+    return _names_of_kinds(folder, {"result", "record"})
+
+
+def _names_of_kinds(folder: Path, kinds: Collection[str]) -> set[str]:
+    """Names of the files of these kinds in the folder."""
+    patterns = [pattern for kind in kinds for pattern in KINDS[kind]]
+    paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
+    names = {path.relative_to(folder).as_posix() for path in paths}
+    return {name for name in names if _kind_of(name) in kinds}
+
+
+def clear_run(folder: Path) -> None:
+    """Removes what killed processes have left in the folder of a run or job."""
+    for run in (folder, *_runs(folder)):
+        for part in (run, run / "model", run / "report", run / "report" / "figures"):
+            clear_leftovers(part)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folders of a job's runs."""
+    return [path for pattern in RUNS for path in sorted(folder.glob(pattern)) if path.is_dir()]
 
 
 def find_corrupt(folder: Path) -> dict[str, str]:
-    """The corrupt files of a finished run and of the runs in it: name -> problem, with a warning for each. Checkpoints
-    may have been deleted."""
+    """Files of a finished run, and of the runs in it, that are missing or corrupt: name -> problem. Warns of each.
+
+    A missing checkpoint is no problem: it may have been deleted.
+    """
     finished = (folder / "result.json").is_file()
     if finished and not (folder / SUMS).exists():  # killed before it wrote them
         write_sums(folder, run_files(folder))
@@ -60,38 +87,19 @@ def _remedy(name: str) -> str:
     """What happens to a corrupt file."""
     if name == CARD:
         return "it is regenerated, unless it was edited"
-    if kind_of(name) in ("result", "report"):
+    if _kind_of(name) in ("result", "report"):
         return "it is regenerated"
     return "it cannot be regenerated; the model and the result do not depend on it"
 
 
 def has_report(folder: Path) -> bool:
     """Whether the report is complete and as it was written."""
-    names = [name for name in read_sums(folder) if kind_of(name) == "report"]
-    return {PAGE, CARD} <= set(names) and not find_corrupt_files(folder, names)
+    names = {name for name in read_sums(folder) if _kind_of(name) == "report"}
+    return {PAGE, CARD} <= names and not find_corrupt_files(folder, names)
 
 
 def record_report(folder: Path) -> None:
-    """Writes the checksums of the report's files, in place of earlier ones."""
-    known = read_sums(folder)
-    kinds = {"report"} if known else {"report", "result", "record"}  # without any, SHA256SUMS is corrupt
-    write_sums(folder, _present(folder, kinds), drop={name for name in known if kind_of(name) == "report"})
-
-
-def clear_run(folder: Path) -> None:
-    """Removes what killed processes have left in the folder of a run or job."""
-    for run in (folder, *_runs(folder)):
-        for part in (run, run / "model", run / "report", run / "report" / "figures"):
-            clear_leftovers(part)
-
-
-def _runs(folder: Path) -> list[Path]:
-    return [path for pattern in RUNS for path in sorted(folder.glob(pattern)) if path.is_dir()]
-
-
-def _present(folder: Path, kinds: Collection[str]) -> set[str]:
-    """Names of the files of these kinds."""
-    patterns = [pattern for kind in kinds for pattern in KINDS[kind]]
-    paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
-    names = {path.relative_to(folder).as_posix() for path in paths}
-    return {name for name in names if kind_of(name) in kinds}
+    """Writes the checksums of the report's files, in place of earlier ones. Without SHA256SUMS: of all files."""
+    sums = read_sums(folder)
+    kinds = {"report"} if sums else KINDS.keys()
+    write_sums(folder, _names_of_kinds(folder, kinds), drop={name for name in sums if _kind_of(name) == "report"})

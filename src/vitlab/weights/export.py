@@ -13,9 +13,10 @@ import importlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,22 @@ OPSETS = range(17, 24)
 """Versions of ONNX's operators to choose from: what torch writes or converts, and onnxruntime 1.22 runs."""
 
 
+@dataclass(frozen=True)
+class Export:
+    """What is written into a file."""
+
+    module: Any
+    """The model, which returns `outputs`."""
+    outputs: tuple[Output, ...]
+    preprocessing: Preprocessing | None
+    """What the file does to images before the model, if anything."""
+    metadata: dict[str, str]
+    dynamic: bool
+    """Whether the file takes images of any size."""
+    sizes: list[tuple[int, int]]
+    """Sizes of the images on which outputs are compared; the model is traced with the last."""
+
+
 def export_checkpoint(
     checkpoint: Path | str | nn.Module,
     path: Path,
@@ -55,64 +72,60 @@ def export_checkpoint(
 ) -> dict[str, Any]:
     """Writes a checkpoint's model, or a module that `save_model` takes, to `path`; reads it back to compare outputs.
 
-    The file replaces `path` only after it has passed: all or nothing. Sizes are as in `load_checkpoint`; a
-    `dynamic_image_size` of None is the checkpoint's, unless it gets one size. An ONNX file `with_preprocessing` takes
-    uint8 images of any size, and prepares them as the checkpoint says. `outputs` are names of `export_outputs`, by
-    default what the model returns; `opset` is one of OPSETS, by default torch's. The report has `format`, `path`,
-    `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, `batches` and `sizes` (those compared)
-    and the `difference` of `check_parity`. Raises UserError for invalid arguments, for a model or a resize that cannot
-    be exported, and where ONNX's packages are missing; ParityError where the outputs differ.
+    The file replaces `path` only after it has passed. `image_size` and `interpolation` are as in `load_checkpoint`.
+
+    - `with_preprocessing`: an ONNX file takes uint8 images of any size and prepares them as the checkpoint says.
+    - `dynamic_image_size`: None is the checkpoint's, unless it gets one size.
+    - `outputs` are names of `export_outputs`, by default what the model returns.
+    - `opset` is one of OPSETS, by default torch's.
+
+    The report has `format`, `path`, `files` (their names), `bytes`, `opset` (None for torch-export), `outputs`, and of
+    the comparison `batches`, `sizes` and the `difference` of `check_parity`. Raises UserError for invalid arguments,
+    for a model or a resize that cannot be exported, and if ONNX's packages are missing; ParityError if outputs differ.
     """
     _check_request(path, to, with_preprocessing, bool(dynamic_image_size), opset)
     with _saved(checkpoint) as source:
-        dynamic = bool(dynamic_image_size)
-        if dynamic_image_size is None and image_size is None and not with_preprocessing:
-            dynamic = getattr(load_model(source).config, "dynamic_image_size", False)
+        dynamic = dynamic_image_size
+        if dynamic is None:
+            has_one_size = image_size is not None or with_preprocessing
+            dynamic = not has_one_size and getattr(load_model(source).config, "dynamic_image_size", False)
         loaded = load_checkpoint(
             source, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic or None
         )
-        model = loaded.model.requires_grad_(False)
-        preprocessing = loaded.preprocessing if with_preprocessing else None
-        _check_model(model, preprocessing, dynamic, opset)
-        names = check_outputs(model, outputs)
-        metadata = _metadata(model, loaded, preprocessing, names)
-        sizes = _sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw]
-        with temporary_folder(path, 4 * model.config.num_parameters) as folder:
-            new = folder / path.name
-            shapes = _dynamic_shapes(model.config, dynamic)
-            traced = _trace(with_outputs(model, outputs), sizes[-1], shapes)
-            if to == "onnx":
-                opset = _write_onnx(traced, new, metadata, preprocessing, names, shapes, opset)
-                run = _load_onnx(new)
-            else:
-                _write_torch(traced, new, metadata)
-                run = torch.export.load(new).module()
-            what = f"the {to} file for {path} (not written)"
-            # Not the traced model, which would repeat its own mistake: positions that were resampled before, say.
-            models_of_sizes = (load_model(source, image_size=hw, interpolation=interpolation) for hw in sizes)
-            references = models_of_sizes if dynamic else [model]
-            difference = max(_difference(with_outputs(each, outputs), run, what, preprocessing) for each in references)
+        export = _prepare(loaded, with_preprocessing, dynamic, outputs, opset)
+        with temporary_folder(path, 4 * export.module.config.num_parameters) as folder:
+            written_opset = _write(export, folder / path.name, to, opset)
+            models: Iterable[Model] = [loaded.model]
+            if dynamic:  # the exported model would repeat its own mistakes, such as positions that are resampled twice
+                models = (load_model(source, image_size=hw, interpolation=interpolation) for hw in export.sizes)
+            references = (with_outputs(model, outputs) for model in models)
+            difference = _compare(export, references, folder / path.name, f"the {to} file for {path} (not written)")
             bytes_of_files = _move_files(folder, path.parent)
-    written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": opset}
-    comparison = {"batches": list(PARITY_BATCHES), "sizes": [list(hw) for hw in sizes], "difference": difference}
-    return {"format": to, "path": str(path), **written, "outputs": list(names), **comparison}
+    written = {"files": sorted(bytes_of_files), "bytes": sum(bytes_of_files.values()), "opset": written_opset}
+    compared = {"batches": list(PARITY_BATCHES), "sizes": [list(hw) for hw in export.sizes], "difference": difference}
+    return {"format": to, "path": str(path), **written, "outputs": list(export.outputs), **compared}
 
 
-def _move_files(folder: Path, destination: Path) -> dict[str, int]:
-    """Moves what was written to its place; returns name -> bytes of each file."""
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    for name in sorted(sizes, reverse=True):  # NAME.data before NAME, which refers to it
-        sync(folder / name)
-        (folder / name).replace(destination / name)
-    sync(destination)
-    return sizes
-
-
-def _difference(model: Any, run: Callable[[Tensor], Any], what: str, preprocessing: Preprocessing | None) -> float:
-    """`check_parity` of what a file computes, for images of the model's size."""
-    inputs = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
-    is_plain = isinstance(model.config, ViTConfig) and model.config.stem is None
-    return check_parity(model, run, what, TOLERANCE["vit" if is_plain else "resnet"], **inputs)
+def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool, opset: int | None) -> None:
+    """Raises UserError for arguments that are invalid whatever the checkpoint is."""
+    if to not in SUFFIX:
+        raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
+    if path.suffix != SUFFIX[to] or path.is_dir():
+        raise UserError(f"{path} cannot be the name of the file; for {to} give one that ends with {SUFFIX[to]}.")
+    if with_preprocessing and to != "onnx":
+        raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
+    if with_preprocessing and dynamic:
+        raise UserError("with_preprocessing brings images to one size, not to a dynamic one; leave out one of the two.")
+    if opset is not None and (to != "onnx" or opset not in OPSETS):
+        raise UserError(f"opset={opset} with to={to!r}; allowed: {OPSETS[0]} to {OPSETS[-1]}, and only with to='onnx'.")
+    try:
+        for package in ("onnx", "onnx_ir", "onnxruntime", "onnxscript") if to == "onnx" else ():
+            importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"export to onnx requires the package {error.name}, which is not installed: pip install "
+            f"'vitlab[export]'. --to torch-export requires none."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -126,42 +139,22 @@ def _saved(checkpoint: Path | str | nn.Module) -> Iterator[Path | str]:
         yield checkpoint
 
 
-def _metadata(
-    model: Model, loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]
-) -> dict[str, str]:
-    """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
-    own = {
-        "image_size": pair(loaded.preprocessing.image_size or model.config.image_size),
-        "value_range": (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0),
-        "mean": (0.5,) * model.config.in_chans,
-        "std": (0.5,) * model.config.in_chans,
-        "outputs": outputs,
-        "prefix_tokens": model.config.num_prefix_tokens if isinstance(model, ViT) else 0,
-    }
-    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()} | own
-    return {key: to_json(value) for key, value in extra.items()}
-
-
-def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bool, opset: int | None) -> None:
-    """Raises UserError for arguments that are invalid whatever the checkpoint is."""
-    if to not in SUFFIX:
-        raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
-    if path.suffix != SUFFIX[to] or path.is_dir():
-        raise UserError(f"{path} cannot be the name of the file; for {to} give one that ends with {SUFFIX[to]}.")
-    if with_preprocessing and to != "onnx":
-        raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
-    if with_preprocessing and dynamic:
-        raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
-    if opset is not None and (to != "onnx" or opset not in OPSETS):
-        raise UserError(f"opset={opset} with to={to!r}; allowed: {OPSETS[0]} to {OPSETS[-1]}, and only with to='onnx'.")
-    try:
-        for package in ("onnx", "onnx_ir", "onnxruntime", "onnxscript") if to == "onnx" else ():
-            importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"export to onnx requires the package {error.name}, which is not installed: pip install "
-            f"'vitlab[export]'. --to torch-export requires none."
-        ) from error
+def _prepare(
+    loaded: Checkpoint, with_preprocessing: bool, dynamic: bool, outputs: Sequence[Output], opset: int | None
+) -> Export:
+    """What is written for a checkpoint. Raises UserError for a model that cannot be written so."""
+    model = loaded.model.requires_grad_(False)
+    preprocessing = loaded.preprocessing if with_preprocessing else None
+    _check_model(model, preprocessing, dynamic, opset)
+    names = check_outputs(model, outputs)
+    return Export(
+        module=with_outputs(model, outputs),
+        outputs=names,
+        preprocessing=preprocessing,
+        metadata=_metadata(loaded, preprocessing, names),
+        dynamic=dynamic,
+        sizes=_sizes(model, loaded.preprocessing) if dynamic else [model.config.image_hw],
+    )
 
 
 def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: bool, opset: int | None) -> None:
@@ -180,6 +173,21 @@ def _check_model(model: Model, preprocessing: Preprocessing | None, dynamic: boo
         )
 
 
+def _metadata(loaded: Checkpoint, preprocessing: Preprocessing | None, outputs: Sequence[Output]) -> dict[str, str]:
+    """What a file says of itself, as JSON: the checkpoint's metadata, how its images are given, and what it returns."""
+    model = loaded.model
+    own = {
+        "image_size": pair(loaded.preprocessing.image_size or model.config.image_size),
+        "value_range": (preprocessing.range or (0, 255)) if preprocessing else (-1.0, 1.0),
+        "mean": (0.5,) * model.config.in_chans,
+        "std": (0.5,) * model.config.in_chans,
+        "outputs": outputs,
+        "prefix_tokens": model.config.num_prefix_tokens if isinstance(model, ViT) else 0,
+    }
+    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()} | own
+    return {key: to_json(value) for key, value in extra.items()}
+
+
 def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
     """Sizes of the images on which outputs are compared: the checkpoint's for evaluation and its position embeddings',
     where they have two rows and two columns; and one that resamples the embeddings in both directions."""
@@ -191,12 +199,16 @@ def _sizes(model: Model, preprocessing: Preprocessing) -> list[tuple[int, int]]:
     return [*dict.fromkeys(size for size in own if min(size) >= 2 * stride and size != other), other]
 
 
-def _dynamic_shapes(config: Any, dynamic: bool) -> tuple[dict[int, Any]]:
-    """Which axes of the images may change: the batch and, if `dynamic`, height and width."""
-    shapes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-    for axis, name in ((2, "rows"), (3, "columns")) if dynamic else ():  # one row would be taken for a constant
-        shapes[axis] = config.stride * torch.export.Dim(name, min=2)
-    return (shapes,)
+def _write(export: Export, path: Path, to: Format, opset: int | None) -> int | None:
+    """Writes the file and returns its opset, if any."""
+    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}  # those of the images that may change
+    for axis, name in ((2, "rows"), (3, "columns")) if export.dynamic else ():  # one row would be taken for a constant
+        axes[axis] = export.module.config.stride * torch.export.Dim(name, min=2)
+    traced = _trace(export.module, export.sizes[-1], (axes,))
+    if to == "onnx":
+        return _write_onnx(traced, path, export, (axes,), opset)
+    _write_torch(traced, path, export.metadata)
+    return None
 
 
 def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
@@ -213,54 +225,21 @@ def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any
 
 def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
     traced.example_inputs = None  # or they are written, as a pickle
-    with path.open("xb") as file:
-        archive: Any = _Archive(file)
-        torch.export.save(traced, archive, extra_files=metadata)
-    if archive.error is not None:
-        raise archive.error
-
-
-class _Archive(io.BufferedIOBase):
-    """A file for torch's writer, which aborts the process where a write fails: the first `error` is kept instead."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.error: OSError | None = None
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        return len(data)
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return 0  # in the end torch goes back to the start, for a reader, which this file has not
+    archive = io.BytesIO()  # if the disk is full, torch's own writer aborts the process
+    torch.export.save(traced, archive, extra_files=metadata)
+    path.write_bytes(archive.getbuffer())
 
 
 def _write_onnx(
-    traced: torch.export.ExportedProgram,
-    path: Path,
-    metadata: dict[str, str],
-    preprocessing: Preprocessing | None,
-    names: Sequence[Output],
-    shapes: tuple[dict[int, Any]],
-    opset: int | None,
+    traced: torch.export.ExportedProgram, path: Path, export: Export, shapes: tuple[dict[int, Any]], opset: int | None
 ) -> int:
-    """Writes the file with outputs of these names, and returns the version of ONNX's operators that it uses."""
+    """Writes the file and returns the version of ONNX's operators that it uses."""
     written = torch.onnx.export(
         traced,
         dynamo=True,
         verbose=False,
         input_names=["images"],
-        output_names=list(names),
+        output_names=list(export.outputs),
         dynamic_shapes=shapes,
         opset_version=opset and max(opset, 18),  # ONNX's own conversion to 17 fails at means
     )
@@ -268,12 +247,12 @@ def _write_onnx(
     if opset == 17:
         _lower_to_opset_17(written)
     _name_axes_of_padding(written)
-    if preprocessing is not None:
-        height, width = json.loads(metadata["image_size"])
-        prepend_preprocessing(written.model, preprocessing, (height, width))
+    if export.preprocessing is not None:
+        height, width = json.loads(export.metadata["image_size"])
+        prepend_preprocessing(written.model, export.preprocessing, (height, width))
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # which line of which module each came from
-    written.model.metadata_props.update(metadata)
+    written.model.metadata_props.update(export.metadata)
     written.save(path)
     return written.model.opset_imports[""]
 
@@ -312,6 +291,17 @@ def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
             node.replace_input_with(3, axes)
 
 
+def _compare(export: Export, references: Iterable[Any], path: Path, what: str) -> float:
+    """The largest difference of a file's outputs from those of `references`, for images of their sizes."""
+    run = _load_onnx(path) if path.suffix == SUFFIX["onnx"] else torch.export.load(path).module()
+    is_plain = isinstance(export.module.config, ViTConfig) and export.module.config.stem is None
+    differences = []
+    for module in references:
+        inputs = preprocessed_inputs(export.preprocessing, module.config.image_hw) if export.preprocessing else {}
+        differences.append(check_parity(module, run, what, TOLERANCE["vit" if is_plain else "resnet"], **inputs))
+    return max(differences)
+
+
 def _load_onnx(path: Path) -> Callable[[Tensor], Any]:
     """The file as a function that returns what the module does from which it was made."""
     import onnxruntime
@@ -326,3 +316,13 @@ def _load_onnx(path: Path) -> Callable[[Tensor], Any]:
         return arrays[0] if len(arrays) == 1 else dict(zip(names, arrays, strict=True))
 
     return run
+
+
+def _move_files(folder: Path, destination: Path) -> dict[str, int]:
+    """Moves what was written to its place; returns name -> bytes of each file."""
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    for name in sorted(sizes, reverse=True):  # NAME.data before NAME, which refers to it
+        sync(folder / name)
+        (folder / name).replace(destination / name)
+    sync(destination)
+    return sizes

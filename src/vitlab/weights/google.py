@@ -21,11 +21,11 @@ from vitlab.weights.assumptions import warn_once
 from vitlab.weights.google_layout import (
     BIG_VISION_TABLE,
     BLOCK_PARTS,
+    RESNET_NAMES,
     TABLE,
     Spelling,
     google_body,
     google_layout,
-    resnet_parts,
     to_google,
     to_ours,
 )
@@ -194,7 +194,7 @@ def _infer_grid(
 
 def _infer_body(arrays: Mapping[str, Tensor], version: str, spelling: Spelling) -> ResNetBody:
     body = google_body(version, spelling)
-    width = require_shape("the file", arrays, f"{resnet_parts(version, spelling)['root']}/kernel", 4)[-1]
+    width = require_shape("the file", arrays, f"{RESNET_NAMES[version][spelling].parts['root']}/kernel", 4)[-1]
     units = {(match[1], match[2]) for name in arrays if (match := UNIT.match(name))}
     return dataclasses.replace(body, layers=count_units(units), width=width)
 
@@ -203,7 +203,7 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
     spelling: Spelling = "stored" if any(name.startswith("resnet/") for name in arrays) else "linen"
     v2 = spelling == "stored" or any(name.startswith("root_block/") for name in arrays)
     body = _infer_body(arrays, "v2" if v2 else "v1", spelling)
-    num_classes = _out_features(arrays, resnet_parts(body.version, spelling)["head"]) or 0
+    num_classes = _out_features(arrays, RESNET_NAMES[body.version][spelling].parts["head"]) or 0
     return ResNetConfig(body=body, num_classes=num_classes), spelling
 
 

@@ -1,6 +1,6 @@
 """Names and shapes of the arrays in Google's `.npz`, for ViTs, hybrids (Sec. 3.1) and ResNets (Sec. 4.1).
 
-The name of an array is its path in the Flax model. Three spellings are in use:
+`google.py` reads and writes files by it. The name of an array is its path in the Flax model. Three spellings are used:
 
 | spelling | the four parts of a block | position table |
 |---|---|---|
@@ -20,7 +20,7 @@ Kernels are (in, out), in convolutions (height, width, in, out). In attention th
 """
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,25 @@ BLOCK_PARTS: dict[Spelling, tuple[str, str, str, str]] = {
     "linen": _LINEN,
     "big_vision": _LINEN,
 }
+"""The parts of a block: first norm, attention, second norm, MLP."""
 TABLE = "Transformer/posembed_input/pos_embedding"
 BIG_VISION_TABLE = "pos_embedding"
 
-RESNET_PARTS = {
+
+class ResNetNames(NamedTuple):
+    """How one spelling names and shapes the arrays of a ResNet or of a hybrid's stem."""
+
+    parts: dict[str, str]
+    """Our name of a part -> Google's."""
+    norm_weight: str
+    norm_bias: str
+    norm_ones: tuple[int, ...]
+    """The dimensions before the channels in a GroupNorm's arrays."""
+    has_conv_head: bool = False
+    """Whether the head is a 1x1 convolution, and not a linear layer."""
+
+
+_V1_PARTS = {
     "root": "conv_root",
     "root_norm": "gn_root",
     "unit": "block{}/unit{}/",
@@ -49,8 +64,7 @@ RESNET_PARTS = {
     "norm": "norm-pre-head",
     "head": "head",
 }
-V2_PARTS = RESNET_PARTS | {"root": "root_block/conv_root", "unit": "block{}/unit{:02}/"}
-BIT_PARTS = {
+_BIT_PARTS = {
     "root": "resnet/root_block/standardized_conv2d",
     "unit": "resnet/block{}/unit{:02}/",
     **{f"conv{i}": f"{letter}/standardized_conv2d" for i, letter in enumerate("abc", 1)},
@@ -59,13 +73,15 @@ BIT_PARTS = {
     "norm": "resnet/group_norm",
     "head": "resnet/head/conv2d",
 }
-"""Our name of a part of a ResNet -> Google's."""
-
-
-def resnet_parts(version: str, spelling: Spelling) -> dict[str, str]:
-    if version == "v1":
-        return RESNET_PARTS
-    return BIT_PARTS if spelling == "stored" else V2_PARTS
+_V1 = ResNetNames(_V1_PARTS, "scale", "bias", norm_ones=())
+_V1_STORED = _V1._replace(norm_ones=(1, 1, 1))
+_V2 = _V1_STORED._replace(parts=_V1_PARTS | {"root": "root_block/conv_root", "unit": "block{}/unit{:02}/"})
+_BIT = ResNetNames(_BIT_PARTS, "gamma", "beta", norm_ones=(), has_conv_head=True)
+RESNET_NAMES: dict[str, dict[Spelling, ResNetNames]] = {
+    "v1": {"stored": _V1_STORED, "linen": _V1, "big_vision": _V1},
+    "v2": {"stored": _BIT, "linen": _V2, "big_vision": _V2},
+}
+"""By the ResNet's `version` and the spelling."""
 
 
 def google_body(version: str, spelling: Spelling) -> ResNetBody:
@@ -80,24 +96,26 @@ def google_body(version: str, spelling: Spelling) -> ResNetBody:
 
 def google_layout(config: ModelConfig, spelling: Spelling = "stored") -> Layout:
     """Every array of a model."""
-    single = {"cls": "cls", "map.probe": "MAPHead_0/probe"}
-    single["position.table"] = BIG_VISION_TABLE if spelling == "big_vision" else TABLE
+    table = BIG_VISION_TABLE if spelling == "big_vision" else TABLE
+    unchanged = {"cls": "cls", "map.probe": "MAPHead_0/probe", "position.table": table}  # in shape
     body = config.body if isinstance(config, ResNetConfig) else config.stem
     layout: Layout = {}
     for ours, shape in parameter_shapes(config).items():
-        if ours in single:
-            layout[single[ours]] = Slot(shape, ours)
+        if ours in unchanged:
+            layout[unchanged[ours]] = Slot(shape, ours)
         elif isinstance(config, ViTConfig) and not ours.startswith("stem."):
             layout |= _vit_arrays(config, spelling, ours, shape)
         else:
             assert body is not None
-            layout |= _resnet_arrays(body, spelling, ours, shape)
+            layout |= _resnet_array(RESNET_NAMES[body.version][spelling], ours, shape)
     return layout
 
 
 def _vit_arrays(config: ViTConfig, spelling: Spelling, ours: str, shape: tuple[int, ...]) -> Layout:
+    """The array of one parameter, or the three of queries, keys and values, which are one parameter here."""
     module, _, leaf = ours.rpartition(".")
-    theirs, width, heads = _vit_name(module, spelling), config.width, (config.heads, config.width // config.heads)
+    theirs = _vit_module(module, spelling)
+    width, heads = config.width, (config.heads, config.width // config.heads)
     if module.endswith("attention.qkv"):
         theirs = theirs.removesuffix("qkv")
         end, shape = ("kernel", (width, *heads)) if leaf == "weight" else ("bias", heads)
@@ -105,11 +123,12 @@ def _vit_arrays(config: ViTConfig, spelling: Spelling, ours: str, shape: tuple[i
         return {f"{theirs}{name}/{end}": Slot(shape, ours, (i * width, (i + 1) * width)) for i, name in names}
     if len(shape) == 1:
         return {f"{theirs}/{'bias' if leaf == 'bias' else 'scale'}": Slot(shape, ours)}
-    shape = (*heads, width) if module.endswith("attention.out") else (*shape[2:], *shape[1::-1])
+    shape = (*heads, width) if module.endswith("attention.out") else _kernel_shape(shape)
     return {f"{theirs}/kernel": Slot(shape, ours)}
 
 
-def _vit_name(module: str, spelling: Spelling) -> str:
+def _vit_module(module: str, spelling: Spelling) -> str:
+    """Google's name of a module of a ViT."""
     norm1, attention, norm2, mlp = BLOCK_PARTS[spelling]
     for pattern, replacement in (
         (r"^blocks\.(\d+)\.", r"Transformer/encoderblock_\1/"),
@@ -126,27 +145,33 @@ def _vit_name(module: str, spelling: Spelling) -> str:
     return module
 
 
-def _resnet_arrays(body: ResNetBody, spelling: Spelling, ours: str, shape: tuple[int, ...]) -> Layout:
+def _resnet_array(names: ResNetNames, ours: str, shape: tuple[int, ...]) -> Layout:
+    """The array of one parameter, such as `body.stages.0.1.conv1.weight` of the second unit of the first stage."""
     module, _, leaf = ours.rpartition(".")
-    parts, (*path, part) = resnet_parts(body.version, spelling), module.split(".")
-    theirs = parts[part]
+    *path, part = module.split(".")
+    theirs = names.parts[part]
     if "stages" in path:
         stage, unit = map(int, path[-2:])
-        theirs = parts["unit"].format(stage + 1, unit + 1) + theirs
+        theirs = names.parts["unit"].format(stage + 1, unit + 1) + theirs
     if "norm" in part:
-        if parts is V2_PARTS or (parts is RESNET_PARTS and spelling == "stored"):
-            shape = (1, 1, 1, *shape)
-        names = {"weight": "gamma", "bias": "beta"} if parts is BIT_PARTS else {"weight": "scale", "bias": "bias"}
-        return {f"{theirs}/{names[leaf]}": Slot(shape, ours)}
+        array = names.norm_weight if leaf == "weight" else names.norm_bias
+        return {f"{theirs}/{array}": Slot((*names.norm_ones, *shape), ours)}
     if leaf == "bias":
         return {f"{theirs}/bias": Slot(shape, ours)}
-    if parts is BIT_PARTS and part == "head":
-        shape = (*shape, 1, 1)  # a 1x1 convolution
-    return {f"{theirs}/kernel": Slot((*shape[2:], *shape[1::-1]), ours)}
+    if part == "head" and names.has_conv_head:
+        shape = (*shape, 1, 1)
+    return {f"{theirs}/kernel": Slot(_kernel_shape(shape), ours)}
+
+
+def _kernel_shape(weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(out, in) -> (in, out); (out, in, height, width) -> (height, width, in, out)."""
+    out_features, in_features, *window = weight_shape
+    return (*window, in_features, out_features)
 
 
 def to_ours(name: str, array: Tensor) -> Tensor:
-    """A copy of the array that Google calls `name`, in the layout of our parameter."""
+    """A copy of the array that Google calls `name`, in the layout of our parameter. The cases are ordered: each is for
+    arrays that no case above it is for."""
     if name.endswith("head/conv2d/kernel"):
         array = array.flatten(0, 2).T  # BiT's head, (1, 1, in, out) -> (out, in)
     elif name.endswith("/kernel") and array.ndim == 4:
@@ -161,7 +186,7 @@ def to_ours(name: str, array: Tensor) -> Tensor:
 
 
 def to_google(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The inverse of `to_ours`."""
-    if name.endswith("/kernel") and tensor.ndim == 4:
-        return tensor.permute(2, 3, 1, 0)
-    return (tensor.T if name.endswith("/kernel") else tensor).reshape(shape)
+    """The inverse of `to_ours`: the array of this shape that Google calls `name`."""
+    if not name.endswith("/kernel"):
+        return tensor.reshape(shape)
+    return tensor.permute(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T.reshape(shape)

@@ -1,10 +1,8 @@
-"""Hugging Face's config.json: the configuration of a model from it and from arrays, and its writing, for
-`huggingface.py`. `kind` is a `model_type`, a key of `FAMILIES`; `settings` are config.json's."""
+"""Hugging Face's config.json, for `huggingface.py`: `infer_config` reads it, `model_settings` writes it. `settings` are
+its content; `arrays` have the names of `huggingface_layout`."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
-
-from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, Variant, ViTConfig
@@ -13,28 +11,17 @@ from vitlab.preprocessing import Preprocessing, pair
 from vitlab.settings import read_fields
 from vitlab.weights.folder import CONFIG, processed_size
 from vitlab.weights.huggingface_images import read_size, to_size
-from vitlab.weights.huggingface_layout import DISTILLED_HEADS, FAMILIES, HEADS, part_names, reads_mean
+from vitlab.weights.huggingface_layout import DISTILLED_HEADS, HEADS, Arrays, Family, Readout, part_names, reads_mean
 from vitlab.weights.json_fields import NAMES, multi_label_settings
 from vitlab.weights.layout import check_sizes, count_units, require_shape
 
-CLASSES = {
-    "vit": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
-    "dinov3_vit": "DINOv3ViT",
-    "ijepa": "IJepa",
-    "clip": "CLIP",
-    "clip_vision_model": "CLIPVision",
-    "siglip_vision_model": "SiglipVision",
-}
-"""`model_type` -> the beginning of the names of their classes."""
 GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
     "gelu": "erf",
     "gelu_new": "tanh",
     "gelu_pytorch_tanh": "tanh",
     "quick_gelu": "quick",
 }
+"""Their `hidden_act` -> our `gelu`."""
 
 
 def check_setting(settings: dict[str, Any], name: str, default: Any, *, supported: Collection[Any]) -> Any:
@@ -56,33 +43,37 @@ def read_classes(settings: dict[str, Any]) -> list[str] | None:
         raise UserError(f"{CONFIG} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
 
 
-def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ModelConfig:
-    """The model of the arrays and of config.json. Raises UserError for one that computes something else."""
-    if kind == "bit":
-        return _infer_resnet(settings, arrays, images)
-    vit_settings = settings.get("vision_config", settings)
-    return _infer_vit(kind, vit_settings, arrays, has_mean=reads_mean(kind, settings))
+def infer_config(family: Family, settings: dict[str, Any], arrays: Arrays, processor: dict[str, Any]) -> ModelConfig:
+    """The configuration of the model with these settings and arrays. `processor` are the settings of the image
+    processor, which show the image size of a ResNet. Raises UserError for a model that computes something else."""
+    if family.is_resnet:
+        return _infer_resnet(settings, arrays, read_size(processor))
+    readout = _infer_readout(family, settings, arrays)
+    return _infer_vit(family, settings.get("vision_config", settings), arrays, readout)
 
 
-def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], has_mean: bool) -> ViTConfig:
-    """The configuration of a ViT; `has_mean` is `reads_mean`."""
-    family = FAMILIES[kind]
+def _infer_readout(family: Family, settings: dict[str, Any], arrays: Arrays) -> Readout:
+    if family.is_image_tower:
+        lacks_pooling = family.body.pool == "map" and "head.probe" not in arrays  # as SigLIP's body may
+        has_classifier = reads_mean(family, settings) or lacks_pooling
+    else:
+        has_classifier = _find_head(arrays) is not None
+    return family.classifier if has_classifier else family.body
+
+
+def _infer_vit(family: Family, settings: dict[str, Any], arrays: Arrays, readout: Readout) -> ViTConfig:
     width, channels, patch_size, _ = _shape(arrays, family.names["embedding"], 4)
     depth = len({name.removeprefix(family.blocks).split(".")[0] for name in arrays if name.startswith(family.blocks)})
     sizes = {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size, "num_channels": channels}
     check_sizes(settings, sizes)
-    head = next((name for name in HEADS if f"{name}.weight" in arrays), None)
-    is_distilled = kind == "deit" and head in DISTILLED_HEADS
-    variant = _infer_variant(kind, settings, arrays, is_distilled, has_mean)
-    (fc2,) = part_names(kind, "mlp.fc2", variant)
+    head = _find_head(arrays)
+    variant = _infer_variant(family, settings, arrays, readout)
+    (fc2,) = part_names(family, "mlp.fc2", variant)
     has_pooler = "pooler.dense.weight" in arrays and not head
     if has_pooler:
         check_setting(settings, "pooler_act", "tanh", supported=("tanh",))
-    pool = "token" if family.pool == "token+gap" and not head else family.pool
-    if has_mean or (pool == "map" and "head.probe" not in arrays):
-        pool = "gap"
     return ViTConfig(
-        image_size=_infer_size(kind, settings, patch_size),
+        image_size=_infer_image_size(family, settings, patch_size),
         in_chans=channels,
         patch_size=patch_size,
         width=width,
@@ -90,49 +81,47 @@ def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], h
         heads=settings.get("num_attention_heads", family.heads),
         mlp_dim=_shape(arrays, f"{family.blocks}0.{fc2}", 2)[1],
         num_classes=_shape(arrays, head, 2)[0] if head else 0,
-        pool=pool,
+        pool=readout.pool,
         representation_size=_shape(arrays, "pooler.dense", 2)[0] if has_pooler else None,
-        position="none" if variant.rotary else "1d",
+        position="none" if family.is_dinov3 else "1d",
         variant=variant,
     )
 
 
-def _infer_variant(
-    kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], is_distilled: bool, has_mean: bool
-) -> Variant:
-    family = FAMILIES[kind]
-    is_rotary = "position.table" not in family.names
+def _infer_variant(family: Family, settings: dict[str, Any], arrays: Arrays, readout: Readout) -> Variant:
+    is_distilled = family.has_distillation_token and _find_head(arrays) in DISTILLED_HEADS
     has_swiglu = bool(family.swiglu_setting and settings.get(family.swiglu_setting))
-    activations = ("silu",) if has_swiglu and is_rotary else tuple(GELU)
+    activations = ("silu",) if has_swiglu and family.is_dinov3 else tuple(GELU)
     activation = check_setting(settings, "hidden_act", family.activation, supported=activations)
-    registers = int(family.pre_norm and has_mean)  # CLIP's class token
+    registers = readout.registers
     if family.names["registers"] in arrays and not (family.is_image_tower or is_distilled):
         registers = require_shape(CONFIG, arrays, family.names["registers"], 3)[1]
     return Variant(
         gelu=GELU.get(activation, "erf"),
         swiglu=has_swiglu,
-        layer_norm_eps=settings.get("layer_norm_eps", family.eps),
-        pre_norm=family.pre_norm,
-        final_norm="none" if family.pre_norm and has_mean else "tokens",
+        layer_norm_eps=settings.get("layer_norm_eps", family.layer_norm_eps),
+        pre_norm=family.is_clip,
+        final_norm=readout.final_norm,
         layer_scale=settings.get("layerscale_value", 1.0) if family.has_layer_scale else None,
         registers=registers,
         distilled=is_distilled,
-        rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if is_rotary else None,
-        position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
+        rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if family.is_dinov3 else None,
+        position_interpolation=family.interpolation,
     )
 
 
-def _infer_size(kind: str, settings: dict[str, Any], patch_size: int) -> ImageSize:
-    """The image size of the position embeddings, which convolutions cut to whole patches."""
+def _infer_image_size(family: Family, settings: dict[str, Any], patch_size: int) -> ImageSize:
+    """The image size of the position table. Pixels that no whole patch covers are left out."""
+    is_dinov2 = family.is_dinov2
     size = to_size(settings.get("image_size", ViTConfig.image_size))
-    is_dinov2 = kind.startswith("dinov2")
     if size is None or (is_dinov2 and isinstance(size, tuple)):
         allowed = "one number, because DINOv2's positions are for square images" if is_dinov2 else "a number, or two"
         raise UserError(f"{CONFIG} says image_size={settings['image_size']!r}; allowed: {allowed}.")
-    return to_size([side // patch_size * patch_size for side in pair(size)])
+    height, width = (side // patch_size * patch_size for side in pair(size))
+    return height if height == width else (height, width)
 
 
-def _infer_resnet(settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
+def _infer_resnet(settings: dict[str, Any], arrays: Arrays, image_size: ImageSize | None) -> ResNetConfig:
     layer_types = ("preactivation", "bottleneck")
     v2 = check_setting(settings, "layer_type", "preactivation", supported=layer_types) == "preactivation"
     check_setting(settings, "global_padding", None, supported=(None,) if v2 else ("SAME", "same"))
@@ -151,35 +140,37 @@ def _infer_resnet(settings: dict[str, Any], arrays: dict[str, Tensor], images: d
     check_sizes(settings, {"depths": list(body.layers)})
     check_setting(settings, "output_stride", 32, supported=[2**i for i in range(16) if 2**i >= body.stride])
     num_classes = _shape(arrays, "classifier.1", 2)[0] if "classifier.1.weight" in arrays else 0
-    return ResNetConfig(image_size=read_size(images) or ResNetConfig.image_size, body=body, num_classes=num_classes)
+    return ResNetConfig(image_size=image_size or ResNetConfig.image_size, body=body, num_classes=num_classes)
 
 
-def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
+def _find_head(arrays: Arrays) -> str | None:
+    return next((name for name in HEADS if f"{name}.weight" in arrays), None)
+
+
+def _shape(arrays: Arrays, layer: str, ndim: int) -> tuple[int, ...]:
     return require_shape("the file", arrays, f"{layer}.weight", ndim)
 
 
-# -------------------------------------------------------------------------------------------------------- writing
-
-
-def model_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def model_settings(family: Family, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model with this metadata."""
-    settings = _body_settings(kind, config, metadata)
-    suffix = "Model"
-    if kind == "clip_vision_model" and config.num_classes:
+    settings = _body_settings(family, config, metadata)
+    if not config.num_classes:
+        suffix = "Model"
+    elif family.written_head == "projection":
         suffix = "ModelWithProjection"
         settings["projection_dim"] = config.num_classes
-    elif config.num_classes:
+    else:
         suffix = "ForImageClassificationWithTeacher" if config.variant.distilled else "ForImageClassification"
-        if kind == "clip":
+        if family.is_image_tower:
             settings = {"vision_config": settings}
         labels = list(metadata.get("classes") or (f"LABEL_{i}" for i in range(config.num_classes)))
         settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
         settings["label2id"] = {label: i for i, label in enumerate(labels)}
     settings |= multi_label_settings(metadata)
-    return {"architectures": [CLASSES[kind] + suffix], "model_type": kind, **settings}
+    return {"architectures": [family.class_name + suffix], "model_type": family.model_type, **settings}
 
 
-def _body_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _body_settings(family: Family, config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a model without its head."""
     variant = config.variant
     activation = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[variant.gelu]
@@ -189,24 +180,23 @@ def _body_settings(kind: str, config: ViTConfig, metadata: Mapping[str, Any]) ->
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "hidden_act": "silu" if kind == "dinov3_vit" and variant.swiglu else activation,
+        "hidden_act": "silu" if family.is_dinov3 and variant.swiglu else activation,
         "layer_norm_eps": variant.layer_norm_eps,
         "image_size": height if height == width else [height, width],
         "patch_size": config.patch_size,
         "num_channels": config.in_chans,
     }
-    if FAMILIES[kind].has_layer_scale:
+    if family.has_layer_scale:
         settings["layerscale_value"] = variant.layer_scale
-    if kind in ("dinov2_with_registers", "dinov3_vit"):
+    if family.has_registers:
         settings["num_register_tokens"] = variant.registers
-    if kind.startswith("dinov2"):
-        settings |= {"mlp_ratio": dinov2_mlp_ratio(config), "use_swiglu_ffn": variant.swiglu}
-    else:
-        settings["intermediate_size"] = config.mlp_dim
-    if kind == "dinov3_vit":
+    settings |= {"mlp_ratio": dinov2_mlp_ratio(config)} if family.is_dinov2 else {"intermediate_size": config.mlp_dim}
+    if family.is_dinov3:
         assert variant.rotary
-        settings |= {"rope_theta": variant.rotary.base, "key_bias": True, "use_gated_mlp": variant.swiglu}
-    elif not FAMILIES[kind].is_image_tower:
+        settings |= {"rope_theta": variant.rotary.base, "key_bias": True}
+    if family.swiglu_setting:
+        settings[family.swiglu_setting] = variant.swiglu
+    if not (family.is_dinov3 or family.is_image_tower):
         settings["qkv_bias"] = True
     if config.representation_size:
         settings["pooler_output_size"] = config.representation_size

@@ -1,68 +1,105 @@
-"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults. `kind`
-is a `model_type`. Between a file and `huggingface_layout` come `select_arrays` and its inverse `stored_arrays`."""
+"""Hugging Face's models: FAMILIES has a row for each `model_type`, from which `huggingface.py` and its parts read.
+
+`huggingface_layout` names a model's arrays; `from_file` and `to_file` do what a change of names and rows cannot.
+"""
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from vitlab.models import ModelConfig, Variant, ViTConfig
+from vitlab.models.variant import Interpolation
 from vitlab.weights.layout import Layout, Slot, renamed_layout
 
+Arrays = dict[str, Tensor]
 DISTILLED_HEADS = ("cls_classifier", "distillation_classifier")
 HEADS = ("classifier", *DISTILLED_HEADS, "visual_projection")
-"""Parts outside the body. The names of the body begin with its kind in files with a head."""
+"""Parts outside the body."""
 HALF = [0.5] * 3, [0.5] * 3
+"""Mean and std that bring images to [-1, 1]."""
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+"""Mean and std of ImageNet's images."""
 OPENAI = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-"""Mean and std of images."""
-_SWIGLU = {"mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)}
+"""Mean and std of the images of OpenAI's CLIP."""
 
 
-class Family(NamedTuple):
-    """One `model_type`: how its arrays are named, and its values of settings that config.json leaves out."""
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """What a head reads, or a model without a head returns."""
 
+    pool: Literal["token", "gap", "map", "token+gap"] = "token"
+    final_norm: Literal["tokens", "none"] = "tokens"
+    registers: int = 0
+    """1 for a class token that is not read: it is a register here."""
+
+
+TOKEN = Readout()
+MEAN = Readout(pool="gap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """All that this package knows of one `model_type`."""
+
+    model_type: str
+    class_name: str = ""
+    """Beginning of the names of their classes; "" if models are read but not written."""
+
+    # The names of its arrays.
+    prefix: str
+    """In front of all names of the body in files with a head."""
     names: dict[str, str]
-    """Our name of a part, without block, `.weight` and `.bias` -> theirs; all others are the same."""
+    """Our name of a part, without block, `.weight` and `.bias` -> theirs. Parts that are not listed have our name."""
     blocks: str = "encoder.layer."
-    qkv: tuple[str, ...] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
-    prefix: str = ""
-    """In front of the names of the body in some files; "" is the kind and a dot."""
+    qkv: tuple[str, str, str] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+    swiglu: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our name of a part -> theirs, where a SwiGLU has others."""
     ignored: str = r"embeddings\.mask_token$"
     """Pattern of arrays that only pre-training or another tower uses."""
+    placeholders: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name -> shape, without the width, of arrays that their code requires and our models may lack."""
+
+    # Defaults of settings that a folder leaves out.
     heads: int = 12
     activation: str = "gelu"
-    eps: float = 1e-12
-    """LayerNorm's."""
-    mean_std: tuple[list[float], list[float]] = HALF
-    """Default of a folder without preprocessor_config.json."""
+    layer_norm_eps: float = 1e-12
+    mean_std: tuple[list[float], list[float]] = IMAGENET
     processor: str = "ViT"
-    """The image processor of a folder that names none."""
-    pool: Literal["token", "gap", "map", "token+gap"] = "token"
-    """What the head reads."""
-    skips: str = ""
-    """Beginning of the names that a classifier on an image tower skips."""
-    pre_norm: bool = False
-    swiglu: dict[str, tuple[str, ...]] = _SWIGLU
-    """Names that differ with a SwiGLU, which the next setting shows."""
+
+    # Its structure.
+    body: Readout = TOKEN
+    """Of a model without a head or with a projection."""
+    classifier: Readout = TOKEN
+    """Of a model with any other head."""
+    written_head: Literal["classifier", "projection", "none"] = "classifier"
+    """The kind of head that models may be written with."""
+    is_resnet: bool = False
+    is_image_tower: bool = False
+    """Whether it is the half of CLIP or SigLIP that reads images."""
+    is_clip: bool = False
+    """Whether it is CLIP's half, which has a LayerNorm before the blocks."""
+    is_dinov2: bool = False
+    """Whether position tables are square, and `mlp_ratio`, a whole number, gives the width of the MLPs."""
+    is_dinov3: bool = False
+    """Whether RoPE replaces the position table, and biases of queries, keys and values may be missing."""
+    has_layer_scale: bool = False
+    has_registers: bool = False
+    has_distillation_token: bool = False
+    """Whether there may be a second token, with a position. Without a teacher's head it is a register here."""
+    has_pooler: bool = False
+    """Whether models that are written without a head may have a pooler, our pre-logits layer."""
     swiglu_setting: str = ""
-
-    @property
-    def is_image_tower(self) -> bool:
-        """Whether it is CLIP's, which has a `pre_norm`, or SigLIP's."""
-        return self.skips != ""
-
-    @property
-    def has_layer_scale(self) -> bool:
-        """Whether it is DINOv2 or DINOv3."""
-        return "branch1.scale" in self.names
+    """The setting which says that MLPs are SwiGLUs; "" if they never are."""
+    interpolation: Interpolation = "bicubic"
 
 
+# fmt: off
 _VIT = {
     "cls": "embeddings.cls_token",
-    "distillation": "embeddings.distillation_token",
     "registers": "embeddings.register_tokens",
     "position.table": "embeddings.position_embeddings",
     "embedding": "embeddings.patch_embeddings.projection",
@@ -74,21 +111,35 @@ _VIT = {
     "norm": "layernorm",
     "pre_logits": "pooler.dense",
     "head": "classifier",
+}
+_DEIT = _VIT | {
+    "distillation": "embeddings.distillation_token",
+    "registers": "embeddings.distillation_token",  # if no head reads it
     "head_distilled": "distillation_classifier",
 }
-_SCALES = {"branch1.scale": "layer_scale1.lambda1", "branch2.scale": "layer_scale2.lambda1"}
-_DINOV2 = {**{ours: _VIT[ours] for ours in _VIT if ours not in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")}, **_SCALES}
+_DINOV2 = {
+    "cls": "embeddings.cls_token",
+    "registers": "embeddings.register_tokens",
+    "position.table": "embeddings.position_embeddings",
+    "embedding": "embeddings.patch_embeddings.projection",
+    "attention.out": "attention.output.dense",
+    "branch1.scale": "layer_scale1.lambda1", "branch2.scale": "layer_scale2.lambda1",
+    "norm": "layernorm",
+    "pre_logits": "pooler.dense",
+    "head": "classifier",
+}
 _DINOV3 = {
-    **{ours: _VIT[ours] for ours in ("cls", "registers", "head")},
-    **_SCALES,
+    "cls": "embeddings.cls_token",
+    "registers": "embeddings.register_tokens",
     "embedding": "embeddings.patch_embeddings",
     "attention.out": "attention.o_proj",
-    "mlp.fc1": "mlp.up_proj",
-    "mlp.fc2": "mlp.down_proj",
+    "branch1.scale": "layer_scale1.lambda1", "branch2.scale": "layer_scale2.lambda1",
+    "mlp.fc1": "mlp.up_proj", "mlp.fc2": "mlp.down_proj",
+    "head": "classifier",
 }
-_CLIP = {
+_TOWER = {
     "cls": "embeddings.class_embedding",
-    "registers": "embeddings.class_embedding",
+    "registers": "embeddings.class_embedding",  # if CLIP's classifier does not read it
     "position.table": "embeddings.position_embedding.weight",
     "embedding": "embeddings.patch_embedding",
     "pre_norm": "pre_layrnorm",
@@ -96,90 +147,100 @@ _CLIP = {
     "attention.out": "self_attn.out_proj",
     "norm2": "layer_norm2",
     "norm": "post_layernorm",
-    "map.probe": "head.probe",
-    "map.attention.qkv": "head.attention.in_proj",
-    "map.attention.out": "head.attention.out_proj",
-    "map.norm": "head.layernorm",
-    "map.mlp.fc1": "head.mlp.fc1",
-    "map.mlp.fc2": "head.mlp.fc2",
+    "map.probe": "head.probe", "map.norm": "head.layernorm",
+    "map.attention.qkv": "head.attention.in_proj", "map.attention.out": "head.attention.out_proj",
+    "map.mlp.fc1": "head.mlp.fc1", "map.mlp.fc2": "head.mlp.fc2",
     "head": "classifier",
 }
-_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
-_TOWER = Family(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
-_CLIP_TOWER = _TOWER._replace(
-    activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP", skips="post_layernorm.", pre_norm=True
-)
-_SIGLIP_TOWER = _TOWER._replace(activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip", pool="map", skips="head.")
 _BIT = {
-    "body.root": "embedder.convolution",
-    "body.root_norm": "embedder.norm",
-    "shortcut": "downsample.conv",
-    "shortcut_norm": "downsample.norm",
+    "body.root": "embedder.convolution", "body.root_norm": "embedder.norm",
+    "shortcut": "downsample.conv", "shortcut_norm": "downsample.norm",
     "head": "classifier.1",
 }
+
+# Arguments by line: names, defaults, structure.
 _DINOV2_FAMILY = Family(
-    _DINOV2, eps=1e-6, mean_std=IMAGENET, processor="Bit", pool="token+gap", swiglu_setting="use_swiglu_ffn"
+    model_type="dinov2", class_name="Dinov2", prefix="dinov2.", names=_DINOV2,
+    swiglu={"mlp.fc1": ("mlp.weights_in",), "mlp.fc2": ("mlp.weights_out",)},
+    placeholders={"embeddings.mask_token": (1,)},
+    layer_norm_eps=1e-6, processor="Bit",
+    classifier=Readout(pool="token+gap"), is_dinov2=True, has_layer_scale=True, swiglu_setting="use_swiglu_ffn",
 )
-FAMILIES = {
-    "vit": Family(_VIT),
-    "deit": Family({**_VIT, "registers": "embeddings.distillation_token"}, mean_std=IMAGENET, processor="DeiT"),
-    "vit_mae": Family(_VIT, prefix="vit.", ignored=r"decoder\.|embeddings\.mask_token$", mean_std=IMAGENET),
-    "vit_msn": Family(_VIT, prefix="vit.", eps=1e-6, mean_std=IMAGENET),
-    "ijepa": Family(_VIT, mean_std=IMAGENET, pool="gap"),
-    "dinov2": _DINOV2_FAMILY,
-    "dinov2_with_registers": _DINOV2_FAMILY,
-    "dinov3_vit": Family(
-        _DINOV3,
-        "layer.",
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        heads=6,
-        eps=1e-5,
-        mean_std=IMAGENET,
-        processor="DINOv3ViT",
-        swiglu={"mlp.fc1": ("mlp.gate_proj", "mlp.up_proj")},
-        swiglu_setting="use_gated_mlp",
+_CLIP = Family(
+    model_type="clip", class_name="CLIP", prefix="vision_model.", names=_TOWER, blocks="encoder.layers.",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ignored=r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$",
+    activation="quick_gelu", layer_norm_eps=1e-5, mean_std=OPENAI, processor="CLIP",
+    classifier=Readout(pool="gap", final_norm="none", registers=1), is_image_tower=True, is_clip=True,
+)
+_SIGLIP = replace(
+    _CLIP, model_type="siglip", class_name="",
+    activation="gelu_pytorch_tanh", layer_norm_eps=1e-6, mean_std=HALF, processor="Siglip",
+    body=Readout(pool="map"), classifier=MEAN, is_clip=False,
+)
+FAMILIES = {family.model_type: family for family in (
+    Family(model_type="vit", class_name="ViT", prefix="vit.", names=_VIT, mean_std=HALF, has_pooler=True),
+    Family(
+        model_type="deit", class_name="DeiT", prefix="deit.", names=_DEIT, processor="DeiT",
+        has_distillation_token=True, has_pooler=True,
     ),
-    "clip": _CLIP_TOWER,
-    "clip_vision_model": _CLIP_TOWER,
-    "siglip": _SIGLIP_TOWER,
-    "siglip_vision_model": _SIGLIP_TOWER,
-    "bit": Family(_BIT, processor="Bit"),
-}
-"""By `model_type`."""
-PARAMETER = re.compile(
+    Family(model_type="vit_mae", prefix="vit.", names=_VIT, ignored=r"decoder\.|embeddings\.mask_token$"),
+    Family(model_type="vit_msn", prefix="vit.", names=_VIT, layer_norm_eps=1e-6),
+    Family(model_type="ijepa", class_name="IJepa", prefix="ijepa.", names=_VIT, body=MEAN, classifier=MEAN),
+    _DINOV2_FAMILY,
+    replace(
+        _DINOV2_FAMILY, model_type="dinov2_with_registers", class_name="Dinov2WithRegisters",
+        prefix="dinov2_with_registers.", has_registers=True, interpolation="bicubic_antialias",
+    ),
+    Family(
+        model_type="dinov3_vit", class_name="DINOv3ViT", prefix="dinov3_vit.", names=_DINOV3, blocks="layer.",
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        swiglu={"mlp.fc1": ("mlp.gate_proj", "mlp.up_proj")},
+        placeholders={"embeddings.mask_token": (1, 1), "embeddings.register_tokens": (1, 0)},
+        heads=6, layer_norm_eps=1e-5, processor="DINOv3ViT",
+        written_head="none", is_dinov3=True, has_layer_scale=True, has_registers=True, swiglu_setting="use_gated_mlp",
+    ),
+    _CLIP,
+    replace(_CLIP, model_type="clip_vision_model", class_name="CLIPVision", written_head="projection"),
+    _SIGLIP,
+    replace(_SIGLIP, model_type="siglip_vision_model", class_name="SiglipVision", written_head="none"),
+    Family(model_type="bit", prefix="bit.", names=_BIT, mean_std=HALF, processor="Bit", is_resnet=True),
+)}
+# fmt: on
+
+_PARAMETER = re.compile(
     r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
 )
 """A name of ours: `blocks.3.mlp.fc1.bias` has block 3, part `mlp.fc1` and leaf `.bias`."""
 
 
-def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
-    """Every array of a model, by its name without the prefix of its kind."""
+def huggingface_layout(family: Family, config: ModelConfig) -> Layout:
+    """Every array of a model, by its name without the family's prefix."""
     variant = config.variant if isinstance(config, ViTConfig) else Variant()
-
-    def rename(ours: str) -> dict[str, int]:
-        match = PARAMETER.fullmatch(ours)
-        assert match
-        where = ""
-        if match["block"]:
-            where = f"{FAMILIES[kind].blocks}{match['block']}."
-        elif match["stage"]:
-            where = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
-        part, leaf = match["part"], match["leaf"] or ""
-        leaf = leaf.replace(".", "_") if part == "map.attention.qkv" else leaf
-        return {f"{where}{name}{leaf}": 1 for name in part_names(kind, part, variant)}
-
-    layout = renamed_layout(config, rename)
-    if has_token_row(kind, config):
+    layout = renamed_layout(config, lambda ours: dict.fromkeys(_their_names(family, ours, variant), 1))
+    if has_token_row(family, config):
         table = "embeddings.position_embeddings"
         _, rows, width = layout[table].shape
         layout[table] = Slot((1, rows + 1, width), "position.table")
     return layout
 
 
-def part_names(kind: str, part: str, variant: Variant) -> tuple[str, ...]:
-    """The parts in the file that hold a part of ours, in the order of its rows."""
-    family = FAMILIES[kind]
+def _their_names(family: Family, ours: str, variant: Variant) -> list[str]:
+    """The arrays that hold a parameter of ours, in the order of its rows."""
+    match = _PARAMETER.fullmatch(ours)
+    assert match
+    unit, part, leaf = "", match["part"], match["leaf"] or ""
+    if match["block"]:
+        unit = f"{family.blocks}{match['block']}."
+    elif match["stage"]:
+        unit = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
+    if part == "map.attention.qkv":
+        leaf = leaf.replace(".", "_")
+    return [f"{unit}{name}{leaf}" for name in part_names(family, part, variant)]
+
+
+def part_names(family: Family, part: str, variant: Variant) -> tuple[str, ...]:
+    """Their parts that hold a part of ours, in the order of its rows."""
     if part == "attention.qkv":
         return family.qkv
     if part == "head" and variant.distilled:
@@ -189,88 +250,89 @@ def part_names(kind: str, part: str, variant: Variant) -> tuple[str, ...]:
     return (family.names.get(part, part),)
 
 
-def has_token_row(kind: str, config: ModelConfig) -> bool:
-    """Whether the position table has a row for a distillation token that no head reads: a register here."""
-    return kind == "deit" and isinstance(config, ViTConfig) and config.variant.registers > 0
+def has_token_row(family: Family, config: ModelConfig) -> bool:
+    """Whether the position table has a row for a distillation token that is a register here."""
+    return family.has_distillation_token and isinstance(config, ViTConfig) and config.variant.registers > 0
 
 
-def reads_mean(kind: str, settings: Mapping[str, Any]) -> bool:
+def reads_mean(family: Family, settings: Mapping[str, Any]) -> bool:
     """Whether config.json is of a classifier on an image tower, which reads the mean over patches."""
-    return FAMILIES[kind].is_image_tower and "ForImageClassification" in str(settings.get("architectures"))
+    return family.is_image_tower and "ForImageClassification" in str(settings.get("architectures"))
 
 
-def select_arrays(kind: str, settings: Mapping[str, Any], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays of the image model in a file, by their names without prefix, in the shapes of `huggingface_layout`;
-    biases of q, k and v that the model does not have are zeros."""
-    family = FAMILIES[kind]
-    arrays = {name.removeprefix(family.prefix or f"{kind}."): array for name, array in arrays.items()}
+# ------------------------------------------------------------------- from the arrays of a file to the layout, and back
+
+CLASS_TOKEN = "embeddings.class_embedding"
+POSITIONS = "embeddings.position_embedding.weight"
+PATCHES = "embeddings.patch_embedding"
+LEADING_DIMS = {CLASS_TOKEN: 2, POSITIONS: 1}
+"""Array of an image tower -> how many dimensions of length 1 ours has in front."""
+
+
+def from_file(family: Family, settings: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    """The arrays of the image model in a file with this config.json, as in the layout."""
+    arrays = {name.removeprefix(family.prefix): array for name, array in arrays.items()}
     arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
+    arrays = {name: array for name, array in arrays.items() if array.numel() or name not in family.placeholders}
     if family.is_image_tower:
         arrays = _complete_tower(arrays)
-    if reads_mean(kind, settings):
-        arrays = _select_for_mean(kind, arrays)
-    registers = arrays.get(_VIT["registers"])
-    if kind == "dinov3_vit" and registers is not None and not registers.numel():
-        del arrays[_VIT["registers"]]
-    if kind == "dinov3_vit" or not settings.get("vision_config", settings).get("qkv_bias", True):
+    if reads_mean(family, settings):
+        arrays = _select_for_mean(family, arrays)
+    if family.is_dinov3 or not settings.get("vision_config", settings).get("qkv_bias", True):
         for name in [name for name in arrays if name.endswith(tuple(f"{part}.weight" for part in family.qkv))]:
             arrays.setdefault(name.replace(".weight", ".bias"), arrays[name].new_zeros(arrays[name].shape[:1]))
     return arrays
 
 
-def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `select_arrays`: the arrays as their code stores them, with all that it requires."""
-    family = FAMILIES[kind]
+def to_file(family: Family, settings: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    """The inverse of `from_file`, with all arrays that their code requires."""
+    if reads_mean(family, settings):
+        arrays = _complete_for_mean(arrays)
     if family.is_image_tower:
-        arrays = _store_tower(kind, arrays)
-    if family.has_layer_scale:
+        arrays = _reduce_tower(family, arrays)
+    for name, shape in family.placeholders.items():
         token = arrays["embeddings.cls_token"]
-        unused = {"embeddings.mask_token": torch.zeros_like(token if kind == "dinov3_vit" else token[0])}
-        if kind == "dinov3_vit":
-            unused[_VIT["registers"]] = token.new_zeros(1, 0, config.width)
-        arrays = unused | arrays
-    prefix = (family.prefix or f"{kind}.") if config.num_classes else ""
-    return {name if name.split(".")[0] in HEADS else prefix + name: array for name, array in arrays.items()}
+        arrays = {name: token.new_zeros(*shape, token.shape[-1])} | arrays
+    heads = {name for name in arrays if name.split(".")[0] in HEADS}
+    prefix = family.prefix if heads else ""
+    return {name if name in heads else prefix + name: array for name, array in arrays.items()}
 
 
-def _complete_tower(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An image tower with CLIP's missing leading dimensions, and biases of zero; a projection is the head."""
-    arrays = dict(arrays)
+def _complete_tower(arrays: Arrays) -> Arrays:
+    """An image tower with our leading dimensions and a bias of the patches; its head is the projection."""
+    arrays = {name: array[(None,) * LEADING_DIMS.get(name, 0)] for name, array in arrays.items()}
     if (projection := arrays.pop("visual_projection.weight", None)) is not None:
         arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}
-    if (token := arrays.get(_CLIP["cls"])) is not None:
-        arrays[_CLIP["cls"]] = token[None, None]
-    if (table := arrays.get(_CLIP["position.table"])) is not None:
-        arrays[_CLIP["position.table"]] = table[None]
-    if (weight := arrays.get(f"{_CLIP['embedding']}.weight")) is not None:
-        arrays.setdefault(f"{_CLIP['embedding']}.bias", weight.new_zeros(weight.shape[:1]))
+    if (weight := arrays.get(f"{PATCHES}.weight")) is not None:
+        arrays.setdefault(f"{PATCHES}.bias", weight.new_zeros(weight.shape[:1]))
     return arrays
 
 
-def _store_tower(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_complete_tower`, and for `clip`, a classifier here, of `_select_for_mean`."""
-    arrays = dict(arrays)
-    table = arrays[_CLIP["position.table"]][0]
-    if FAMILIES[kind].pre_norm:
-        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]][0, 0]
-        del arrays[f"{_CLIP['embedding']}.bias"]
-    if kind == "clip":
-        width = table.shape[1]
-        table = torch.cat([table.new_zeros(1, width), table])
-        arrays |= {"post_layernorm.weight": table.new_ones(width), "post_layernorm.bias": table.new_zeros(width)}
-    arrays[_CLIP["position.table"]] = table
-    if kind == "clip_vision_model" and "classifier.weight" in arrays:
+def _reduce_tower(family: Family, arrays: Arrays) -> Arrays:
+    """The inverse of `_complete_tower`."""
+    arrays = {name: array[(0,) * LEADING_DIMS.get(name, 0)] for name, array in arrays.items()}
+    if family.written_head == "projection" and "classifier.weight" in arrays:
         arrays["visual_projection.weight"] = arrays.pop("classifier.weight")
         del arrays["classifier.bias"]
+    if family.is_clip:
+        del arrays[f"{PATCHES}.bias"]
     return arrays
 
 
-def _select_for_mean(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def _select_for_mean(family: Family, arrays: Arrays) -> Arrays:
     """An image tower without what a classifier skips: CLIP's last LayerNorm or SigLIP's attention pooling. CLIP's class
-    token is a register here, which has no row in the position table: its row is added to it."""
-    arrays = {name: array for name, array in arrays.items() if not name.startswith(FAMILIES[kind].skips)}
-    table = arrays.get(_CLIP["position.table"])
-    if FAMILIES[kind].pre_norm and table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
-        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
-        arrays[_CLIP["position.table"]] = table[:, 1:]
+    token becomes a register, to which its row of the position table is added."""
+    skipped = "post_layernorm." if family.is_clip else "head."
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(skipped)}
+    token, table = arrays.get(CLASS_TOKEN), arrays.get(POSITIONS)
+    if family.is_clip and token is not None and table is not None and table.ndim == 3:
+        arrays |= {CLASS_TOKEN: token + table[:, :1], POSITIONS: table[:, 1:]}
     return arrays
+
+
+def _complete_for_mean(arrays: Arrays) -> Arrays:
+    """The inverse of `_select_for_mean` for CLIP. SigLIP's classifiers are not written."""
+    table = arrays[POSITIONS]
+    width = table.shape[-1]
+    norm = {"post_layernorm.weight": table.new_ones(width), "post_layernorm.bias": table.new_zeros(width)}
+    return arrays | norm | {POSITIONS: torch.cat([table.new_zeros(1, 1, width), table], dim=1)}

@@ -23,14 +23,17 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
+from vitlab.preprocessing import Interpolation
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 from vitlab.weights.layout import require_shape
 from vitlab.weights.timm_architectures import SUPPORTED, named_args
 from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
 Tensors = dict[str, Tensor]
+DINOV3 = named_args("vit_small_patch16_dinov3")
+"""timm's arguments of DINOv3's positions; `eps` is LayerNorm's."""
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module)\.")
-"""What torch.compile, FSDP, activation checkpointing and DataParallel put into names, anywhere."""
+"""Parts of names that torch.compile, FSDP, activation checkpointing and DataParallel insert, at any place."""
 PREFERRED = re.compile(r"(^|[._])(teacher|ema|target_encoder|base_encoder|encoder_q)[._]")
 """Prefixes of the model to evaluate, as in `teacher.backbone.`: DINO's teacher, an average, I-JEPA's encoder."""
 LEFT_OUT = re.compile(
@@ -110,7 +113,7 @@ class Images(NamedTuple):
     """Side of the model's input; None is the size of its position table."""
     crop: float | None = None
     """The part of the resized image's shorter side that is cropped; None squashes the whole image."""
-    interpolation: Any = "bilinear"
+    interpolation: Interpolation = "bilinear"
 
 
 IMAGENET_IMAGES = Images(IMAGENET, crop=0.875, interpolation="bicubic")
@@ -124,13 +127,14 @@ class Origin:
     code_base: str
     images: Images = field(default_factory=Images)
     args: Mapping[str, Any] = field(default_factory=dict)
-    """timm's `model_args` that follow."""
+    """timm's `model_args` that the names show."""
     eps: float | None = None
-    """LayerNorm's; None is what follows from the rest."""
+    """LayerNorm's eps; None is the default of timm's architecture."""
     antialias: bool = True
     """Whether positions are resampled with antialiasing."""
     described: Mapping[str, Any] = field(default_factory=dict)
-    """What a file beside it says, by the names of `Assumptions`, `image_size` and timm's `architecture`."""
+    """What open_clip_config.json says: `heads`, `gelu`, `layer_norm_eps` and `pool` as in `Assumptions`, `image_size`,
+    and timm's `architecture`. Empty without such a file."""
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     """Tensors of the file that do not belong to this model."""
@@ -141,10 +145,6 @@ class Origin:
         return "left out: " + ", ".join(f"{part} ({count})" for part, count in counts.items())
 
 
-DINOV3 = named_args("vit_small_patch16_dinov3")
-"""timm's arguments of its positions, and LayerNorm's eps."""
-
-
 def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None = None) -> tuple[Tensors, Origin]:
     """The tensors of one model by timm's names, and their origin. `prefix` chooses among several models. Raises
     UserError for names that are not read, and for several models where none is the one to evaluate."""
@@ -153,21 +153,19 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         stored = dict(tensors)
     naming, prefixes = find_models(where, stored)
     prefix = choose_model(where, prefixes, prefix)
-    groups = group_by_prefix(stored, prefixes)
-    model = rename(groups.pop(prefix, {}), prefix, naming)
-    beside = groups.pop("", {})  # no model's, such as the head of `module.encoder.` in `module.fc.`
-    width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
-    model, head_names = take_head(model, beside, width)
-    origin = find_origin(naming, stored.keys(), model.keys())
-    pretraining = [name for name in model if LEFT_OUT.match(name)]
-    model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
+    groups = group_tensors(stored, prefixes, prefix, naming)
+    width = None if naming is _BIT else require_shape(where, groups.model, "patch_embed.proj.weight", 4)[0]
+    groups = take_head(groups, width)
+    origin = find_origin(naming, stored.keys(), groups.model.keys())
+    model = {name: tensor for name, tensor in groups.model.items() if not LEFT_OUT.match(name)}
     if naming is _CLIP:
         model = complete_clip(where, model)
     if origin.code_base == "DINOv3":
         model, heads = complete_dinov3(where, model)
         origin = replace(origin, args={**origin.args, **heads})
-    outside = sorted([*(beside.keys() - head_names), *itertools.chain(*groups.values())])
-    return model, replace(origin, prefix=prefix, left_out=(*outside, *(prefix + name for name in pretraining)))
+    outside = sorted([*groups.unowned, *groups.other_models])
+    pretraining = [prefix + name for name in groups.model if LEFT_OUT.match(name)]
+    return model, replace(origin, prefix=prefix, left_out=(*outside, *pretraining))
 
 
 def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list[str]]:
@@ -201,19 +199,34 @@ def choose_model(where: str, prefixes: list[str], given: str | None) -> str:
     return chosen[0]
 
 
-def group_by_prefix(tensors: Mapping[str, Tensor], prefixes: list[str]) -> dict[str, Tensors]:
-    """The tensors by the longest prefix that fits; "" for a tensor that belongs to no model."""
+@dataclass(frozen=True)
+class Groups:
+    """The tensors of a file by the model that they belong to."""
+
+    model: Tensors
+    """The chosen model, by timm's names."""
+    unowned: Tensors
+    """Tensors of no model. They may hold the head: `module.fc.weight` of the model `module.encoder.`."""
+    other_models: tuple[str, ...]
+    """Names of the tensors of all other models."""
+
+
+def group_tensors(tensors: Mapping[str, Tensor], prefixes: list[str], prefix: str, naming: Naming) -> Groups:
+    """A tensor belongs to the model with the longest of the `prefixes` that fits; `prefix` is the chosen model's."""
     groups: dict[str, Tensors] = {}
     for name, tensor in tensors.items():
         longest = max(filter(name.startswith, prefixes), key=len, default="")
         groups.setdefault(longest, {})[name] = tensor
-    return groups
+    model = rename(groups.pop(prefix, {}), prefix, naming)
+    unowned = groups.pop("", {})
+    return Groups(model, unowned, tuple(itertools.chain(*groups.values())))
 
 
 def rename(tensors: Mapping[str, Tensor], prefix: str, naming: Naming) -> Tensors:
     """The tensors of a model by timm's names."""
     renamed = {}
-    for name, tensor in _join_chunks({name.removeprefix(prefix): tensor for name, tensor in tensors.items()}).items():
+    unprefixed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    for name, tensor in _join_chunks(unprefixed).items():
         for pattern, replacement in naming.names:
             name = re.sub(pattern, replacement, name)
         renamed[name] = tensor
@@ -224,28 +237,28 @@ def _join_chunks(tensors: Mapping[str, Tensor]) -> Tensors:
     """The blocks of DINOv2's and DINOv3's training, which come in chunks (`blocks.CHUNK.NUMBER.`), in one sequence."""
     block = re.compile(r"^blocks\.(\d{1,4})\.(\d{1,4})\.")
     order = sorted({(int(match[1]), int(match[2])) for name in tensors if (match := block.match(name))})
+    joined = {chunk_and_number: f"blocks.{i}." for i, chunk_and_number in enumerate(order)}
+    return {
+        block.sub(lambda match: joined[int(match[1]), int(match[2])], name): tensor for name, tensor in tensors.items()
+    }
 
-    def join(match: re.Match[str]) -> str:
-        return f"blocks.{order.index((int(match[1]), int(match[2])))}."
 
-    return {block.sub(join, name): tensor for name, tensor in tensors.items()}
-
-
-def take_head(model: Tensors, beside: Tensors, width: int | None) -> tuple[Tensors, set[str]]:
-    """The model, with the one linear layer on its tokens as head if it has none; and the layer's names in `beside`."""
-    if "head.weight" in model:
-        return model, set()
+def take_head(groups: Groups, width: int | None) -> Groups:
+    """With a head for a model that has none: the linear layer on its tokens, if there is exactly one."""
+    if "head.weight" in groups.model:
+        return groups
     layers: dict[str, Tensors] = {}
-    for name, tensor in {**beside, **model}.items():
+    for name, tensor in {**groups.unowned, **groups.model}.items():
         if not name.startswith("blocks.") and (match := HEAD.match(name)):
             layers.setdefault(match[0], {})[name] = tensor
     linear = [layer for layer in layers.values() if _is_linear(layer, width)]
     if len(linear) != 1:
-        return model, set()
+        return groups
     head = {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in linear[0].items()}
-    model = {name: tensor for name, tensor in model.items() if name not in linear[0]} | head
+    model = {name: tensor for name, tensor in groups.model.items() if name not in linear[0]} | head
     model.setdefault("head.bias", head["head.weight"].new_zeros(len(head["head.weight"])))
-    return model, linear[0].keys() & beside.keys()
+    unowned = {name: tensor for name, tensor in groups.unowned.items() if name not in linear[0]}
+    return replace(groups, model=model, unowned=unowned)
 
 
 def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
@@ -256,34 +269,35 @@ def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:
     return leaves in (["weight"], ["bias", "weight"]) and columns == [(width,)] and len(rows) == 1
 
 
-def find_origin(naming: Naming, stored: Collection[str], named: Collection[str]) -> Origin:
-    """What names show: `stored` are the file's, without wrappers; `named` are the model's, as timm has them."""
-    # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
-    clip_args = {"act_layer": "quick_gelu"} if "input_resolution" in stored else {}
-    is_dinov3 = "rope_embed.periods" in named or any(name.endswith("storage_tokens") for name in stored)
-    dinov3_args = {name: value for name, value in DINOV3.items() if name != "eps"}
-    images_224 = IMAGENET_IMAGES._replace(size=224)
-    is_mae = any(name.startswith("decoder_") for name in named)
-    dino = re.compile(r"(^|\.)(teacher|student|dino_head|head\.(mlp|last_layer))\.")
+def find_origin(naming: Naming, stored: Collection[str], model: Collection[str]) -> Origin:
+    """What names show: `stored` are the file's, without wrappers; `model` are the chosen model's, as timm has them."""
+    if naming is _CLIP:
+        # Only OpenAI's archives have numbers beside the weights; open_clip's models mostly have the exact GELU.
+        is_openai = "input_resolution" in stored
+        return Origin("CLIP", OPENAI_IMAGES, {"act_layer": "quick_gelu"} if is_openai else {}, eps=1e-5)
+    if naming is _TORCHVISION:
+        return Origin("torchvision", IMAGENET_IMAGES._replace(interpolation="bilinear"))
+    if naming is _BIT:
+        return Origin("BiT")
+    if "rope_embed.periods" in model or any(name.endswith("storage_tokens") for name in stored):
+        args = {name: value for name, value in DINOV3.items() if name != "eps"}
+        return Origin("DINOv3", IMAGENET_IMAGES._replace(size=224), args, eps=DINOV3["eps"])
+    if any(name.startswith("decoder_") for name in model):
+        return Origin("MAE", IMAGENET_IMAGES)
+    if "mask_token" in model:
+        return Origin("DINOv2", IMAGENET_IMAGES._replace(size=224), antialias="reg_token" in model)
+    if any(re.search(r"(^|\.)(teacher|student|dino_head|head\.(mlp|last_layer))\.", name) for name in stored):
+        return Origin("DINO", IMAGENET_IMAGES)
+    if "norm_pre.weight" in model:
+        return Origin("timm", OPENAI_IMAGES)
     # DeiT, DeiT-III, MAE fine-tuned, and what was trained without labels: DINO, iBOT, MoCo, MAE, UNI.
-    is_later = {"dist_token", "fc_norm.weight", "blocks.0.ls1.gamma"} & {*named} or "head.weight" not in named
-    signs = (  # the first that is true shows the origin
-        (naming is _CLIP, Origin("CLIP", OPENAI_IMAGES, clip_args, eps=1e-5)),
-        (naming is _TORCHVISION, Origin("torchvision", IMAGENET_IMAGES._replace(interpolation="bilinear"))),
-        (naming is _BIT, Origin("BiT")),
-        (is_dinov3, Origin("DINOv3", images_224, dinov3_args, eps=DINOV3["eps"])),
-        (is_mae, Origin("MAE", IMAGENET_IMAGES)),
-        ("mask_token" in named, Origin("DINOv2", images_224, antialias="reg_token" in named)),
-        (any(map(dino.search, stored)), Origin("DINO", IMAGENET_IMAGES)),
-        ("norm_pre.weight" in named, Origin("timm", OPENAI_IMAGES)),
-        ("cls_token" in named and is_later, Origin("timm", IMAGENET_IMAGES)),
-        (True, Origin("timm")),
-    )
-    return next(origin for is_shown, origin in signs if is_shown)
+    is_later = {"dist_token", "fc_norm.weight", "blocks.0.ls1.gamma"} & {*model} or "head.weight" not in model
+    return Origin("timm", IMAGENET_IMAGES if "cls_token" in model and is_later else Images())
 
 
 def complete_dinov3(where: str, tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, int]]:
-    """The tensors, with zero biases of keys; and the number of heads, each four times as wide as there are periods."""
+    """The parameters, with zero biases of keys; and timm's argument `num_heads`: a head is four times as wide as there
+    are rotary periods. Without valid periods there is no argument. Raises UserError for another model's periods."""
     model = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attn.qkv.bias_mask")}
     for name in [name for name in model if name.endswith(".attn.qkv.bias") and model[name].ndim]:
         q, k, v = model[name].tensor_split(3)

@@ -1,4 +1,4 @@
-"""timm's checkpoints, read and written without timm.
+"""timm's checkpoints, read and written without timm, for `checkpoint.py`.
 
     model.safetensors   the parameters, by the names of timm's modules
     config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
@@ -28,10 +27,10 @@ from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_s
 from vitlab.weights.layout import check_arrays, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
 from vitlab.weights.open_clip import describe_open_clip
-from vitlab.weights.original_names import Origin, to_timm_names
-from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, check_bare, named_args, rotary_of
+from vitlab.weights.original_names import Origin, Tensors, to_timm_names
+from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, check_bare, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
-from vitlab.weights.timm_config import WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_config import WEIGHT_EPS, TimmConfig, infer_config, model_args
 from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs, timm_layout
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -39,12 +38,12 @@ from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs, tim
 
 def read_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
-) -> tuple[ModelConfig, dict[str, Tensor]]:
+) -> tuple[ModelConfig, Tensors]:
     """The configuration and the parameters, by our names, of a checkpoint with timm's or other code's names.
 
     `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
-    .safetensors file by any names of `vitlab.weights.original_names`: what it does not say is assumed by its names
-    unless in `assume`, and logged; `image_size` is used where the position table fits it. Sizes follow from the
+    .safetensors file by any names of `vitlab.weights.original_names`. What a bare file does not say is `assume`'s, or
+    else assumed by its names and logged; `image_size` is used if the position table fits it. Sizes follow from the
     tensors, the number of heads from `model_args`, the architecture or the width. `name` replaces the path in messages.
     Raises UserError for a corrupt file, for a model that computes something else, and for tensors that do not fit.
     """
@@ -59,10 +58,11 @@ def read_timm(
     elif file.origin.left_out:
         warn_once(f"{name}: {file.origin.describe_left_out()}.")
     if isinstance(config, ViTConfig):
-        _convert_registers(tensors, config)
-        _complete_biases(tensors, config)
-        _, order = rotary_of({**named_args(settings.architecture), **settings.args})
-        reorder_pairs(tensors, config, order)
+        _, pair_order = rotary_of(model_args(tensors, settings))
+        tensors = _with_class_token_as_register(tensors, config)
+        tensors = _with_rows_in_registers(tensors, config)
+        tensors = _with_all_biases(tensors, config)
+        tensors = reorder_pairs(tensors, config, pair_order)
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(Path(path) / CONFIG))
     layout = timm_layout(config)
@@ -76,7 +76,7 @@ def read_timm(
 def metadata_timm(
     path: Path | str, *, image_size: ImageSize | None = None, assume: Assumptions | None = None, name: str = ""
 ) -> dict[str, Any]:
-    """`preprocessing`, of a bare file what is assumed; `classes` and `multi_label` where config.json has them."""
+    """`preprocessing`, which is assumed for a bare file; `classes` and `multi_label` if config.json has them."""
     path = Path(path)
     if not path.is_dir():
         file = _open(path, name or str(path), read_shapes, image_size, assume or Assumptions())
@@ -93,39 +93,39 @@ class TimmFile:
     """A checkpoint whose tensors have timm's names."""
 
     where: str
-    """What errors call it."""
+    """How errors name it: by its path, and its architecture if that is known."""
     settings: TimmConfig
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     origin: Origin
     is_bare: bool
     """Whether nothing but its tensors describes it."""
 
 
 def _open(
-    path: Path, name: str, read: Callable[[Path], dict[str, Tensor]], image_size: ImageSize | None, assume: Assumptions
+    path: Path, name: str, read: Callable[[Path], Tensors], image_size: ImageSize | None, assume: Assumptions
 ) -> TimmFile:
     """The checkpoint in a folder, or in a file. Raises UserError for an architecture that computes something else."""
     if path.is_dir():
         settings = TimmConfig.read(path / CONFIG)
         where = check_architecture(name, settings.architecture)
         tensors, origin = to_timm_names(where, read(path / WEIGHTS), assume.prefix)
-    else:
+        is_bare = False
+    else:  # the settings follow from the names of the tensors, and from what lies beside them
         tensors, origin = to_timm_names(name, read(path), assume.prefix)
         tensors, origin = describe_open_clip(path, tensors, origin)
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
         where = check_architecture(name, settings.architecture)
+        is_bare = not origin.described
     if not settings.architecture:
         check_bare(where, tensors.keys())
-    is_bare = not (path.is_dir() or origin.described)
     return TimmFile(where, settings, rename_eva(tensors), origin, is_bare)
 
 
 def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:
-    """The settings of a file without config.json: what is given, what lies beside it says, what its names show."""
+    """For a file without config.json: what `assume` gives, else open_clip_config.json says, else the names show."""
     known = {**origin.described, **assume.given()}
     mean, std = origin.images.mean_std
     size = known.get("image_size") or image_size or (None if has_table else origin.images.size)
-    pool = known.get("pool")
     args = dict(origin.args)
     if "heads" in known:
         args["num_heads"] = known["heads"]
@@ -134,7 +134,7 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
     return TimmConfig(
         architecture=known.get("architecture", ""),
         args=args,
-        pool="avg" if pool == "gap" else pool,
+        pool="avg" if known.get("pool") == "gap" else known.get("pool"),
         image_hw=None if size is None else pair(size),
         mean=tuple(known.get("mean", mean)),
         std=tuple(known.get("std", std)),
@@ -143,28 +143,37 @@ def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize
     )
 
 
-def _convert_registers(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """In place: a class token that no head reads becomes the first register; registers get the rows of the position
-    table that exceed those of class tokens and patches."""
-    if config.pool != "token" and "cls_token" in tensors:
-        tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
-        tensors["reg_token"] = torch.cat(tokens, dim=1)
-    table = tensors.get("pos_embed")
-    start = config.num_position_prefix
+def _with_class_token_as_register(tensors: Tensors, config: ViTConfig) -> Tensors:
+    """A class token that no head reads becomes the first register."""
+    if config.pool == "token" or "cls_token" not in tensors:
+        return tensors
+    registers = [tensors[name] for name in ("cls_token", "reg_token") if name in tensors]
+    others = {name: tensor for name, tensor in tensors.items() if name != "cls_token"}
+    return others | {"reg_token": torch.cat(registers, dim=1)}
+
+
+def _with_rows_in_registers(tensors: Tensors, config: ViTConfig) -> Tensors:
+    """Rows of the position table that are for registers are added to these, which have no positions here."""
+    table, start = tensors.get("pos_embed"), config.num_position_prefix
     rows = 0 if table is None else table.shape[1] - start - config.num_patches
-    if table is not None and config.variant.registers and rows > 0:
-        tensors["reg_token"] = tensors["reg_token"].float().clone()
-        tensors["reg_token"][:, :rows] += table[:, start : start + rows].float()
-        tensors["pos_embed"] = torch.cat([table[:, :start], table[:, start + rows :]], dim=1)
+    if table is None or rows <= 0 or not config.variant.registers:
+        return tensors
+    registers = tensors["reg_token"].float().clone()
+    registers[:, :rows] += table[:, start : start + rows].float()
+    table = torch.cat([table[:, :start], table[:, start + rows :]], dim=1)
+    return tensors | {"reg_token": registers, "pos_embed": table}
 
 
-def _complete_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """In place: missing biases of queries, keys and values become zeros; EVA has those of queries and values alone."""
-    if not any(name.endswith(".attn.qkv.bias") for name in tensors):
-        zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
-        for i in range(config.depth):
-            q, v = (tensors.pop(f"blocks.{i}.attn.{name}_bias", zeros) for name in "qv")
-            tensors[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, zeros, v])
+def _with_all_biases(tensors: Tensors, config: ViTConfig) -> Tensors:
+    """Missing biases of queries, keys and values become zeros. EVA's files have those of queries and values alone."""
+    if any(name.endswith(".attn.qkv.bias") for name in tensors):
+        return tensors
+    tensors = dict(tensors)
+    zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
+    for i in range(config.depth):
+        q, v = (tensors.pop(f"blocks.{i}.attn.{name}_bias", zeros) for name in "qv")
+        tensors[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, zeros, v])
+    return tensors
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -187,8 +196,8 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
     write_files(Path(folder), tensors, files)
 
 
-def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The same function with what timm has: one position table, and its eps in the standardization of weights."""
+def _to_timm(model: Model) -> tuple[ModelConfig, Tensors]:
+    """The model, rewritten so that timm's code computes the same with its one position table and its `WEIGHT_EPS`."""
     state = cpu_state(model)
     if isinstance(model, ViT):
         return _with_one_table(model, state)
@@ -198,8 +207,8 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
     return model.config, state | scaled
 
 
-def _with_one_table(model: ViT, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """All that is added to the tokens as one table, with a row for the class token or without, as in timm."""
+def _with_one_table(model: ViT, state: Tensors) -> tuple[ViTConfig, Tensors]:
+    """The model with all that it adds to its tokens in one position table, as in timm."""
     config, variant = model.config, model.config.variant
     if model.position.added_rows() is None and not (variant.distilled or variant.pre_norm):
         return config, state

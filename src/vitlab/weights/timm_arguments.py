@@ -39,42 +39,45 @@ EQUAL_IN_EVA = {
     "num_reg_tokens": "registers",
     "use_pre_transformer_norm": "pre_norm",
 }
+"""More of them in the EVA family."""
 
 
 def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a model."""
-    vit = isinstance(config, ViTConfig)
     # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
     prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
     height, width = processed_size(prepared, config)
-    architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
-    if vit:
-        args["img_size"] = [height, width]
-    heads = ["head", "head_dist"] if vit and config.variant.distilled else "head" if vit else "head.fc"
     if prepared.resize and height != width:
         text = "timm resizes for %d x %d pixels otherwise than %s: the same at most for images of that aspect ratio"
         logger.warning(text, height, width, prepared.describe())
+    if isinstance(config, ViTConfig):
+        architecture, args = _vit_args(config)
+        args["img_size"] = [height, width]
+        heads = ["head", "head_dist"] if config.variant.distilled else "head"
+        layers: dict[str, Any] = {"pool_size": None, "first_conv": "patch_embed.proj", "classifier": heads}
+    else:
+        architecture, args = _resnet_args(config.body)
+        layers = {"pool_size": list(config.grid), "first_conv": "stem.conv", "classifier": "head.fc"}
+    if config.in_chans != 3:
+        layers["first_conv"] = None  # timm adapts the filters of this layer from RGB
     pretrained_cfg = {
         "custom_load": False,
         "input_size": [config.in_chans, height, width],
-        "fixed_input_size": vit,
+        "fixed_input_size": isinstance(config, ViTConfig),
         "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
         "crop_pct": _crop_pct(min(height, width), prepared.resize),
         "crop_mode": "center" if prepared.resize and prepared.keep_aspect else "squash",
         "mean": [0.5] * config.in_chans,
         "std": [0.5] * config.in_chans,
         "num_classes": config.num_classes,
-        "pool_size": None if vit else list(config.grid),
-        # timm adapts the filters of this layer from RGB to in_chans.
-        "first_conv": None if config.in_chans != 3 else "patch_embed.proj" if vit else "stem.conv",
-        "classifier": heads,
+        **layers,
     }
     classes = metadata.get("classes")
     return {
         "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.num_features,
-        "global_pool": args["global_pool"] if vit else "avg",
+        "global_pool": args.get("global_pool", "avg"),
         "model_args": args,
         "pretrained_cfg": pretrained_cfg,
         **({} if classes is None else {"label_names": list(classes)}),
@@ -83,7 +86,8 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
 
 
 def _crop_pct(side: int, resize: int | None) -> float:
-    """The part of an image of `resize` that is cropped, 0.875 for 224 of 256 pixels; timm divides by it, and rounds."""
+    """`crop_pct` of a crop of `side` pixels: 0.875 for 224 of 256. timm resizes to floor(side / crop_pct), which can be
+    one pixel less than `resize`: 224 / (224 / 354) is 353.999. Then the result is that of `resize` + 0.5."""
     if not resize:
         return 1.0
     crop = side / resize
@@ -101,11 +105,11 @@ def _architecture_kind(config: ViTConfig) -> str:
 
 
 def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """The name of an architecture and every argument that makes it this ViT."""
+    """The name of an architecture, and every argument but the size of images that makes it this ViT."""
     variant, settings, kind = config.variant, all_settings(config), _architecture_kind(config)
     ratio = config.mlp_dim / config.width  # timm rounds the product down
-    names = EQUAL | (EQUAL_IN_EVA if kind == "eva" else {})
-    args = {theirs: settings[ours] for theirs, ours in names.items()} | {
+    equal = EQUAL | (EQUAL_IN_EVA if kind == "eva" else {})
+    args = {theirs: settings[ours] for theirs, ours in equal.items()} | {
         "mlp_ratio": ratio if int(config.width * ratio) == config.mlp_dim else (config.mlp_dim + 0.5) / config.width,
         "class_token": config.has_class_token,
         "no_embed_class": not variant.class_position,
@@ -135,33 +139,34 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
+    """The name of an architecture, and every argument that makes it this ResNet."""
     architecture, factor = RESNETS[body.layers]
     width = body.width // factor
     return architecture, {"channels": [4 * width * 2**stage for stage in range(len(body.layers))], "stem_chs": width}
 
 
 def check_representable(config: ModelConfig) -> None:
-    """Raises UserError for the first setting that no argument of timm's sets."""
+    """Raises UserError for the first setting that no argument of timm's sets. A setting must have a value that is
+    `supported`, or its default; one in `free`, or in `FREE` of layout.py, may have any."""
     if isinstance(config, ResNetConfig):
-        supported: dict[str, tuple[Any, ...]] = {
-            "version": ("v2",),
-            "layers": tuple(RESNETS),
-            "weight_eps_on": ("variance",),
-            "group_norm_eps": (GROUP_NORM_EPS,),
-        }
+        supported: dict[str, tuple[Any, ...]] = {"version": ("v2",), "layers": tuple(RESNETS)}
+        supported |= {"weight_eps_on": ("variance",), "group_norm_eps": (GROUP_NORM_EPS,)}
         check_supported("timm", config.body, supported, ("weight_eps",), "body.")
         return
     variant, kind = config.variant, _architecture_kind(config)
     # The EVA family's GELU is exact. timm's attention pooling has neither SwiGLU nor a norm in its MLP.
     supported = {
         "position": ("none", "1d", "2d", "sincos2d"),
-        "position_at": ("stem",) if config.position != "none" else (config.position_at,),
         "pool": ("token", "gap") if variant.swiglu or variant.mlp_norm else ("token", "gap", "map"),
         "layer_norm_eps": tuple(written_eps(kind)),
-        "registers": (0,) if variant.distilled else (variant.registers,),
         "final_norm": ("tokens", "mean", "none"),
         "gelu": ("erf",) if kind == "eva" and not variant.swiglu else ("tanh", "erf", "quick"),
         "distilled": (False,) if kind == "eva" else (True, False),
     }
-    free = ("pre_norm", "layer_scale", "class_position", "in_chans", "rotary", "swiglu", "attention_norm", "mlp_norm")
-    check_supported("timm", config, supported, (*free, "map_heads"))
+    free = {"in_chans", "pre_norm", "layer_scale", "class_position"}
+    free |= {"rotary", "map_heads", "swiglu", "attention_norm", "mlp_norm"}  # they make it one of the EVA family
+    if not variant.distilled:
+        free.add("registers")
+    if config.position == "none":  # it enters nowhere
+        free.add("position_at")
+    check_supported("timm", config, supported, free)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.preprocessing import Preprocessing
@@ -19,25 +17,33 @@ from vitlab.weights.folder import read_settings
 from vitlab.weights.huggingface_layout import IMAGENET
 from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
 from vitlab.weights.layout import check_sizes, count_units, num_rows, require_shape
+from vitlab.weights.original_names import Tensors
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
 from vitlab.weights.timm_layout import BACKBONE
 
 logger = logging.getLogger(__name__)
 
-WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
-"""Epsilons of timm's stems and ResNets; no argument changes them."""
-Pool = Literal["token", "gap", "map"]
-_COMMON_ARGS = "drop_rate drop_path_rate global_pool in_chans num_classes "
-_VIT_ARGS = (
-    "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
-    "init_values mlp_ratio no_embed_class norm_layer num_heads patch_drop_rate patch_size pool_include_prefix "
-    "pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm qkv_bias reg_tokens strict_img_size weight_init "
-    "attn_pool_mlp_ratio attn_pool_num_heads attn_type num_reg_tokens qkv_fused scale_attn_inner scale_mlp swiglu_mlp "
-    "use_abs_pos_emb use_fc_norm use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb"
-)
-VIT_ARGS = {*(_COMMON_ARGS + _VIT_ARGS).split(), *ROTARY}
-RESNET_ARGS = {*(_COMMON_ARGS + "channels layers stem_chs width_factor zero_init_last").split()}
+WEIGHT_EPS = 1e-8
+"""Epsilon of the weight standardization in timm's stems and ResNets; no argument changes it."""
+GROUP_NORM_EPS = 1e-5
+"""Epsilon of their GroupNorms; no argument changes it."""
+HeightWidth = tuple[int, int]
+Args = Mapping[str, Any]
+_COMMON_ARGS = ("drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes")
+_IMAGE_ARGS = ("img_size", "strict_img_size", "dynamic_img_size", "dynamic_img_pad", "patch_size")
+_SIZE_ARGS = ("embed_dim", "depth", "num_heads", "mlp_ratio", "attn_pool_num_heads", "attn_pool_mlp_ratio")
+_TOKEN_ARGS = ("class_token", "reg_tokens", "num_reg_tokens", "pool_include_prefix")
+_POSITION_ARGS = ("no_embed_class", "pos_embed", "use_abs_pos_emb", "use_rot_pos_emb", *ROTARY)
+_NORM_ARGS = ("norm_layer", "qk_norm", "pre_norm", "fc_norm", "final_norm", "scale_attn_inner", "scale_mlp")
+_EVA_NORM_ARGS = ("use_fc_norm", "use_pre_transformer_norm", "use_post_transformer_norm")
+_BLOCK_ARGS = ("act_layer", "attn_type", "init_values", "proj_bias", "qkv_bias", "qkv_fused", "swiglu_mlp")
+_TRAINING_ARGS = ("attn_drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_drop_rate", "weight_init")
+VIT_ARGS = {*_COMMON_ARGS, *_IMAGE_ARGS, *_SIZE_ARGS, *_TOKEN_ARGS, *_POSITION_ARGS}
+VIT_ARGS |= {*_NORM_ARGS, *_EVA_NORM_ARGS, *_BLOCK_ARGS, *_TRAINING_ARGS}
+RESNET_ARGS = {*_COMMON_ARGS, "channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
 """The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused."""
+ALLOWED = {"output_stride": (32,), "rope_type": ("cat", "dinov3"), "attn_type": ("eva", "rope")}
+"""Arguments -> their only values that are read."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,14 @@ class TimmConfig:
     """The content of a config.json. The defaults are for a bare file, whose images are in [-1, 1]."""
 
     architecture: str = ""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Args = field(default_factory=dict)
     pool: str | None = None
-    image_hw: tuple[int, int] | None = None
+    image_hw: HeightWidth | None = None
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     classes: tuple[str, ...] = ()
     multi_label: Mapping[str, Any] = field(default_factory=dict)
-    """`multi_label_metadata`."""
+    """`multi_label` and its thresholds, as `multi_label_metadata` returns them."""
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     eps: float | None = None
     """LayerNorm's; None is the architecture's."""
@@ -68,6 +74,8 @@ class TimmConfig:
             size = args.get("img_size") or pretrained_cfg.get("input_size", (3, 224, 224))[1:]
             height, width = (size, size) if isinstance(size, int) else size
             names = settings.get("label_names") or pretrained_cfg.get("label_names") or ()
+            listed = {"label_names": list(names.values() if isinstance(names, dict) else names)}
+            classes = read_fields(listed, {"label_names": NAMES}, str(path))["label_names"]
             return cls(
                 architecture=architecture,
                 args=args,
@@ -75,7 +83,7 @@ class TimmConfig:
                 image_hw=(int(height), int(width)),
                 mean=tuple(map(float, pretrained_cfg.get("mean", IMAGENET[0]))),
                 std=tuple(map(float, pretrained_cfg.get("std", IMAGENET[1]))),
-                classes=_read_names(names, path),
+                classes=tuple(map(str, classes)),
                 multi_label=multi_label_metadata(settings),
                 preprocessing=_read_preprocessing(architecture, pretrained_cfg, args, path),
             )
@@ -83,49 +91,40 @@ class TimmConfig:
             raise UserError(f"{path} is not a config.json of timm ({error!r}); get the folder again.") from error
 
 
-def _read_names(names: Any, path: Path) -> tuple[str, ...]:
-    """The values of `label_names`, or its items."""
-    listed = list(names.values() if isinstance(names, dict) else names)
-    return tuple(map(str, read_fields({"label_names": listed}, {"label_names": NAMES}, str(path))["label_names"]))
-
-
-def _read_preprocessing(
-    architecture: str, pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any], path: Path
-) -> Preprocessing:
-    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`. Where the patch
-    does not divide the size, timm's patches leave the rest out."""
+def _read_preprocessing(architecture: str, pretrained_cfg: Mapping[str, Any], args: Args, path: Path) -> Preprocessing:
+    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`. timm's patches
+    leave out the rest of a size that they do not divide."""
     cfg = {name: value for name, value in pretrained_cfg.items() if value}
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
     patch = patch[0] if isinstance(patch, list) else patch
     height, width = map(int, cfg.get("test_input_size", cfg.get("input_size", (3, 224, 224)))[1:])
     mode, crop = cfg.get("crop_mode", "center"), cfg.get("test_crop_pct", cfg.get("crop_pct", 0.875))
     resize = math.floor(min(height, width) / crop)
-    whole = mode == "squash" and resize == min(height, width)
-    if mode not in ("center", "squash") or (resize < max(height, width) and not whole):
+    is_squash = mode == "squash" and resize == min(height, width)
+    is_crop = mode in ("center", "squash") and resize >= max(height, width)
+    if not (is_squash or is_crop):
         logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
-        mode, whole = "squash", True
-    elif height != width and not whole:
+    elif height != width and not is_squash:
         text = "%s: timm resizes for %d x %d pixels in another way: the same at most for images of that aspect ratio"
         logger.warning(text, path, height, width)
     return Preprocessing(
         image_size=height if height == width else (height, width),
-        resize=None if whole else resize,
-        keep_aspect=mode == "center",
+        resize=resize if is_crop and not is_squash else None,
+        keep_aspect=mode == "center" and is_crop,
         interpolation=cfg.get("interpolation", "bicubic"),
         mean=tuple(map(float, cfg.get("mean", IMAGENET[0]))),
         std=tuple(map(float, cfg.get("std", IMAGENET[1]))),
     ).for_patches(int(patch))
 
 
-def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig) -> ModelConfig:
+def infer_config(where: str, tensors: Tensors, settings: TimmConfig) -> ModelConfig:
     """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
     only its tensors show (a norm, a gate) is left to `check_arrays`."""
     infer, known = (_infer_vit, VIT_ARGS) if "patch_embed.proj.weight" in tensors else (_infer_resnet, RESNET_ARGS)
-    allowed = {"output_stride": (32,), "rope_type": ("cat", "dinov3"), "attn_type": ("eva", "rope")}
     unsupported = [
         f"{name}={value!r}"
         for name, value in settings.args.items()
-        if value is not None and (value not in allowed[name] if name in allowed else name not in known)
+        if value is not None and (value not in ALLOWED[name] if name in ALLOWED else name not in known)
     ]
     try:
         if unsupported:
@@ -135,68 +134,135 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig
         raise UserError(f"{where}: {error} {SUPPORTED}") from error
 
 
-def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig:
+def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
     width, channels, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     stem = _infer_body(tensors, "v1", BACKBONE) if any(name.startswith(BACKBONE) for name in tensors) else None
-    names = (settings.architecture,) if settings.architecture else _resembled(tensors, width, patch, hidden // mlp_dim)
-    args = {**named_args(*names), **settings.args}
-    size, class_position = _infer_size(tensors, settings, args, patch * (stem.stride if stem else 1), registers)
-    sizes = {
-        "depth": len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
-        "embed_dim": width,
-        "patch_size": patch,
-        "in_chans": 3 if stem else channels,
-    }
-    check_sizes(args, sizes)
+    args = model_args(tensors, settings)
+    image_hw, class_position = _infer_size(tensors, settings, args, patch * (stem.stride if stem else 1), registers)
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    in_chans = 3 if stem else channels
+    check_sizes(args, {"depth": depth, "embed_dim": width, "patch_size": patch, "in_chans": in_chans})
     pool = _infer_pool(tensors, settings.pool, args)
+    heads = _infer_heads(width, args)
+    variant = Variant(
+        gelu=_infer_gelu(args),
+        swiglu=hidden == 2 * mlp_dim,
+        layer_norm_eps=settings.eps or args.get("eps", 1e-6),
+        attention_norm="blocks.0.attn.norm.weight" in tensors,
+        mlp_norm="blocks.0.mlp.norm.weight" in tensors,
+        pre_norm="norm_pre.weight" in tensors,
+        final_norm=_infer_final_norm(args, has_mean_norm=pool == "gap" and "fc_norm.weight" in tensors),
+        layer_scale=args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
+        registers=registers + (pool != "token" and "cls_token" in tensors),
+        distilled="dist_token" in tensors,
+        class_position=class_position,
+        rotary=rotary_of(args)[0],
+        position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
+        map_heads=args.get("attn_pool_num_heads") if pool == "map" else None,
+    )
     return ViTConfig(
-        image_size=size[0] if size[0] == size[1] else size,
+        image_size=image_hw[0] if image_hw[0] == image_hw[1] else image_hw,
         dynamic_image_size=bool(args.get("dynamic_img_size")),
-        in_chans=sizes["in_chans"],
+        in_chans=in_chans,
         patch_size=patch,
         width=width,
-        depth=sizes["depth"],
-        heads=_infer_heads(width, args),
+        depth=depth,
+        heads=heads,
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
         position="1d" if "pos_embed" in tensors else "none",
         stem=stem,
-        variant=Variant(
-            gelu=_infer_gelu(args),
-            swiglu=hidden == 2 * mlp_dim,
-            layer_norm_eps=settings.eps or args.get("eps", 1e-6),
-            attention_norm="blocks.0.attn.norm.weight" in tensors,
-            mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-            pre_norm="norm_pre.weight" in tensors,
-            final_norm=_infer_final_norm(args, has_mean_norm=pool == "gap" and "fc_norm.weight" in tensors),
-            layer_scale=args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
-            registers=registers + (pool != "token" and "cls_token" in tensors),
-            distilled="dist_token" in tensors,
-            class_position=class_position,
-            rotary=rotary_of(args)[0],
-            position_interpolation="bicubic_antialias" if settings.antialias else "bicubic",
-            map_heads=args.get("attn_pool_num_heads") if pool == "map" else None,
-        ),
+        variant=variant,
     )
 
 
-def _resembled(tensors: Mapping[str, Tensor], width: int, patch: int, gates: int) -> list[str]:
-    """The architectures that a bare file may have, by the table."""
-    names = ["vit_base_patch16_clip_224"] if "norm_pre.weight" in tensors else []
-    if gates == 2 and width == 1536:
-        names.append("vit_giant_patch14_dinov2")
+def model_args(tensors: Tensors, settings: TimmConfig) -> dict[str, Any]:
+    """timm's arguments of a ViT: those that the name of its architecture implies, overridden by config.json's. Without
+    a name, they are those of the architectures that the tensors resemble."""
+    if settings.architecture:
+        return {**named_args(settings.architecture), **settings.args}
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    hidden, mlp_dim = len(tensors["blocks.0.mlp.fc1.weight"]), tensors["blocks.0.mlp.fc2.weight"].shape[1]
+    resembled = ["vit_base_patch16_clip_224"] if "norm_pre.weight" in tensors else []
+    if hidden // mlp_dim == 2 and width == 1536:
+        resembled.append("vit_giant_patch14_dinov2")
     if "cls_token" not in tensors and (width, patch) in SIGLIP:
         rows = tensors["pos_embed"].shape[1:2] if "pos_embed" in tensors else ()
-        names.append(f"vit_{SIGLIP[width, patch]}_siglip_{512 if rows == (32**2,) else 256}")
-    return names
+        resembled.append(f"vit_{SIGLIP[width, patch]}_siglip_{512 if rows == (32**2,) else 256}")
+    return {**named_args(*resembled), **settings.args}
 
 
-def _infer_heads(width: int, args: Mapping[str, Any]) -> int:
+def _infer_size(
+    tensors: Tensors, settings: TimmConfig, args: Args, stride: int, registers: int
+) -> tuple[HeightWidth, bool]:
+    """The image size, and whether the class token (and the distillation token) has a row in the position table."""
+    given_hw = settings.image_hw
+    if given_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
+        given_hw = (given_hw[0] // stride * stride, given_hw[1] // stride * stride)  # patches leave out the rest
+    if "pos_embed" not in tensors:
+        has_no_positions = args.get("pos_embed") in ("", "none") or args.get("use_abs_pos_emb") is False
+        if given_hw is None or not (has_no_positions or args.get("use_rot_pos_emb")):
+            raise UserError(
+                "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
+                "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
+            )
+        return given_hw, True
+    rows = require_shape("it", tensors, "pos_embed", 3)[1]
+    class_tokens = ("cls_token" in tensors) + ("dist_token" in tensors)
+    token_rows = sorted({0, class_tokens, class_tokens + registers})
+    image_hw, num_token_rows = _fit_table(rows, token_rows, given_hw, stride)
+    if given_hw not in (None, image_hw) and settings.architecture:
+        logger.warning("images of %s pixels are resized to %d, as the position table", given_hw, image_hw[0])
+    return image_hw, num_token_rows > 0 or not class_tokens
+
+
+def _fit_table(rows: int, token_rows: list[int], given_hw: HeightWidth | None, stride: int) -> tuple[HeightWidth, int]:
+    """The image size that a position table is for, and how many of its `rows` are for tokens before the patches, one of
+    `token_rows`. The size is the given one if that has as many patches as there are other rows; otherwise square."""
+    if given_hw is not None:
+        num_token_rows = rows - math.prod(-(-side // stride) for side in given_hw)
+        if num_token_rows in token_rows:
+            return given_hw, num_token_rows
+    squares = [number for number in token_rows if rows > number and math.isqrt(rows - number) ** 2 == rows - number]
+    if len(squares) != 1:
+        raise UserError(
+            f"the position table has {rows} rows, from which no image size follows (with {token_rows} of them for "
+            f"other tokens){'' if given_hw is None else f', not the grid of {given_hw} pixels'}; give the size of its "
+            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
+            f"config.json."
+        )
+    side = math.isqrt(rows - squares[0]) * stride
+    return (side, side), squares[0]
+
+
+def _infer_pool(tensors: Tensors, pool: str | None, args: Args) -> Literal["token", "gap", "map"]:
+    """Our `pool` for timm's `global_pool`. Raises UserError for one that would read other tokens here: timm's mean and
+    attention may include the tokens before the patches, and here only the attention does."""
+    has_class = "cls_token" in tensors
+    has_prefix = has_class or "reg_token" in tensors
+    includes_prefix = bool(args.get("pool_include_prefix"))
+    map_includes_prefix = includes_prefix or "use_rot_pos_emb" in args  # always in the EVA family
+    if pool is None:  # fine-tuned models of MAE have the mean's norm
+        is_token = has_class and "fc_norm.weight" not in tensors
+        pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
+    if pool == "token" and has_class:
+        return "token"
+    if pool == "avg" and not (has_prefix and includes_prefix):
+        return "gap"
+    if pool == "map" and (map_includes_prefix or not has_prefix):
+        return "map"
+    raise UserError(
+        f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix="
+        f"{map_includes_prefix}; allowed: 'token' with a class token, 'avg' over patches alone, 'map' over all tokens."
+    )
+
+
+def _infer_heads(width: int, args: Args) -> int:
     heads = args.get("num_heads") or HEADS.get(width)
     if heads is None:
         raise UserError(
@@ -207,7 +273,7 @@ def _infer_heads(width: int, args: Mapping[str, Any]) -> int:
     return heads
 
 
-def _infer_gelu(args: Mapping[str, Any]) -> Literal["tanh", "erf", "quick"]:
+def _infer_gelu(args: Args) -> Literal["tanh", "erf", "quick"]:
     act, norm = args.get("act_layer", "gelu"), args.get("norm_layer", "layernorm")
     if act not in ACTIVATIONS or norm != "layernorm":
         allowed = ", ".join(map(repr, ACTIVATIONS))
@@ -215,23 +281,23 @@ def _infer_gelu(args: Mapping[str, Any]) -> Literal["tanh", "erf", "quick"]:
     return ACTIVATIONS[act]
 
 
-def _infer_final_norm(args: Mapping[str, Any], has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
-    eva_has_none = [args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")] == [False, False]
-    if not args.get("final_norm", not eva_has_none):
+def _infer_final_norm(args: Args, has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
+    eva_norms = [args.get("use_fc_norm"), args.get("use_post_transformer_norm")]
+    if not args.get("final_norm", eva_norms != [False, False]):
         return "none"
     return "mean" if has_mean_norm else "tokens"
 
 
-def _infer_resnet(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ResNetConfig:
+def _infer_resnet(tensors: Tensors, settings: TimmConfig) -> ResNetConfig:
     if settings.pool not in (None, "avg"):
         raise UserError(f"global_pool is {settings.pool!r}; a ResNet supports only 'avg'.")
     height, width = settings.image_hw or (224, 224)
     size = height if height == width else (height, width)
-    num_classes = num_rows(tensors, "head.fc.weight")
-    return ResNetConfig(image_size=size, body=_infer_body(tensors, "v2", ""), num_classes=num_classes)
+    body = _infer_body(tensors, "v2", prefix="")
+    return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
 
 
-def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], prefix: str) -> ResNetBody:
+def _infer_body(tensors: Tensors, version: Literal["v1", "v2"], prefix: str) -> ResNetBody:
     root = f"{prefix}conv.weight" if f"{prefix}conv.weight" in tensors else f"{prefix}stem.conv.weight"
     pattern = re.compile(re.escape(prefix) + r"stages\.(\d{1,4})\.blocks\.(\d{1,4})\.")
     return ResNetBody(
@@ -241,65 +307,4 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
         weight_eps=WEIGHT_EPS,
         weight_eps_on="variance",
         group_norm_eps=GROUP_NORM_EPS,
-    )
-
-
-def _infer_size(
-    tensors: Mapping[str, Tensor], settings: TimmConfig, args: Mapping[str, Any], stride: int, registers: int
-) -> tuple[tuple[int, int], bool]:
-    """Image size, by config.json where the position table has as many rows, and else the square with as many; and
-    whether class (and distillation) token have a row."""
-    image_hw = settings.image_hw
-    if image_hw is not None and not any(name.startswith(BACKBONE) for name in tensors):
-        image_hw = (image_hw[0] // stride * stride, image_hw[1] // stride * stride)  # patches leave out the rest
-    if "pos_embed" not in tensors:
-        none = args.get("pos_embed") in ("", "none") or args.get("use_abs_pos_emb") is False
-        if image_hw is None or not (none or args.get("use_rot_pos_emb")):
-            raise UserError(
-                "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
-                "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
-            )
-        return image_hw, True
-    rows = require_shape("it", tensors, "pos_embed", 3)[1]
-    prefix = ("cls_token" in tensors) + ("dist_token" in tensors)
-    options = sorted({0, prefix, prefix + registers})  # how many rows may come before those of patches
-    if image_hw is not None:
-        before = rows - math.prod(-(-side // stride) for side in image_hw)
-        if before in options:
-            return image_hw, before > 0 or not prefix
-    squares = [option for option in options if rows > option and math.isqrt(rows - option) ** 2 == rows - option]
-    if len(squares) != 1:
-        raise UserError(
-            f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
-            f"tokens){'' if image_hw is None else f', not the grid of {image_hw} pixels'}; give the size of its "
-            f"training, image_size=(height, width) (`--image-size` of convert), or img_size in the model_args of a "
-            f"config.json."
-        )
-    side = math.isqrt(rows - squares[0]) * stride
-    if image_hw is not None and settings.architecture:
-        logger.warning("images of %s pixels are resized to %d, as the position table", image_hw, side)
-    return (side, side), squares[0] > 0 or not prefix
-
-
-def _infer_pool(tensors: Mapping[str, Tensor], pool: str | None, args: Mapping[str, Any]) -> Pool:
-    """Our `pool` for timm's `global_pool`. Raises UserError for one that would read other tokens here."""
-    has_class = "cls_token" in tensors
-    has_prefix = has_class or "reg_token" in tensors
-    includes_prefix = bool(args.get("pool_include_prefix"))
-    map_includes_prefix = includes_prefix or "use_rot_pos_emb" in args  # always in the EVA family
-    if pool is None:  # fine-tuned models of MAE have the mean's norm
-        is_token = has_class and "fc_norm.weight" not in tensors
-        pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
-    # timm's mean and attention may include the tokens in front; here only the attention does.
-    pools: dict[str, tuple[Pool, bool]] = {
-        "token": ("token", has_class),
-        "avg": ("gap", not (has_prefix and includes_prefix)),
-        "map": ("map", map_includes_prefix or not has_prefix),
-    }
-    for theirs, (ours, is_same) in pools.items():
-        if pool == theirs and is_same:
-            return ours
-    raise UserError(
-        f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix="
-        f"{map_includes_prefix}; allowed: 'token' with a class token, 'avg' over patches alone, 'map' over all tokens."
     )

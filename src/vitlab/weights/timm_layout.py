@@ -78,7 +78,7 @@ def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in renamed if name.endswith(".attn.q_proj.weight")]:
         prefix = name.removesuffix("q_proj.weight")
         renamed[f"{prefix}qkv.weight"] = torch.cat([renamed.pop(f"{prefix}{part}_proj.weight") for part in "qkv"])
-        for part in "qv":  # keys have no bias: see `_complete_biases` of timm.py
+        for part in "qv":  # keys have no bias: see `_with_all_biases` of timm.py
             if f"{prefix}{part}_proj.bias" in renamed:
                 renamed[f"{prefix}{part}_bias"] = renamed.pop(f"{prefix}{part}_proj.bias")
     return renamed
@@ -94,14 +94,16 @@ def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Ten
     return renamed
 
 
-def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> None:
-    """Moves interleaved pairs of RoPE half a head apart, as here: permutes the rows of queries and keys, in place.
+def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> dict[str, Tensor]:
+    """The tensors with interleaved pairs of RoPE half a head apart, as here: the rows of queries and keys are permuted.
     `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are."""
     if order is None:
-        return
+        return tensors
     pairs = torch.arange(config.width // config.heads // 2)
     pairs = pairs if order == "rows" else pairs.roll(len(pairs) // 2)
     permutation = torch.cat([2 * pairs, 2 * pairs + 1])
+    tensors = dict(tensors)
     for name in [name for name in tensors if re.search(r"\.attn\.qkv\.(weight|bias)$", name)]:
         parts = tensors[name].unflatten(0, (3, config.heads, -1))
         tensors[name] = torch.cat([parts[:2, :, permutation], parts[2:]]).flatten(0, 2)
+    return tensors

@@ -22,6 +22,7 @@ import numpy as np
 from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
+from vitlab.data.folder import SPLIT_OF
 from vitlab.data.vtab import readers, structured
 from vitlab.data.vtab.sources import SOURCES, Source, locate
 from vitlab.errors import UserError
@@ -157,7 +158,7 @@ def benchmark_order(keys: Sequence[str], salt: str) -> np.ndarray:
 def published_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """A data set of `SOURCES` that is one by name too; TFDS's "validation" is "val"."""
     home = root or cache_folder()
-    published = {split.removesuffix("idation"): split for split in SOURCES[name].sizes}
+    published = {SPLIT_OF[split]: split for split in SOURCES[name].sizes}
 
     def read(split: str) -> Dataset:
         dataset = read_published(name, home, published[split], download).dataset
