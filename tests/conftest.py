@@ -56,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _checked_types() -> None:
+    from type_checks import check_again
+
+    check_again()
+
+
+@pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from it)
