@@ -55,7 +55,7 @@ _NO_SUFFIX = "without a suffix"
 
 @dataclasses.dataclass
 class Contents:
-    """Sorted paths of images and of broken links; counts of other files by kind: their suffix, or "hidden"."""
+    """Paths of images, sorted, and of broken links; counts of other files by kind: their suffix, or "hidden"."""
 
     images: list[str]
     broken_links: list[str]
@@ -89,7 +89,8 @@ def has_images(folder: Path, below: bool = True) -> bool:
 
 
 def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:
-    """Kind and path of each file in `folder`, and below it unless `seen`, the folders that have been read, is None."""
+    """Kind ("image", "link", or as in `Contents.others`) and path of each file in `folder`, and below it unless `seen`,
+    the folders that have been read, is None."""
     if seen is not None:
         if (real := os.path.realpath(folder)) in seen:  # a link back: following it would have no end
             return
@@ -105,7 +106,8 @@ def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:
             folders.append(entry.path)
         else:
             suffix = _suffix(entry.name)
-            yield "image" if suffix in IMAGE_SUFFIXES else suffix or _NO_SUFFIX, entry.path.removeprefix("./")
+            kind = "image" if suffix in IMAGE_SUFFIXES else (suffix or _NO_SUFFIX)
+            yield kind, entry.path.removeprefix("./")
     for path in sorted(folders) if seen is not None else ():
         if not _is_skipped(path):
             yield from _walk(path, seen)

@@ -82,16 +82,16 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
         raise UserError(f"{name}: unknown {unknown[0]!r}; {nearest(unknown[0], CHOICES)}")
     tables = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
     table_names = _table_names(list(tables), name)
-    with_all_classes = ["train"] if "train" in table_names else table_names
-    references = [tables[table_names[split]] for split in with_all_classes]
+    # The classes are those in train, or without it in all splits.
+    class_tables = [tables[table_names[split]] for split in (["train"] if "train" in table_names else table_names)]
 
     def read(split: str) -> Dataset:
         table_name = table_names[split]
-        image, label = _columns(references[0], chosen, name)
-        allow_several = multi_label and hasattr(references[0].features[label], "feature")
-        labels = _read_labels(tables[table_name], references, label, name, table_name, allow_several)
+        image, label = _columns(class_tables[0], chosen, name)
+        has_lists = hasattr(class_tables[0].features[label], "feature")
+        labels = _read_labels(tables[table_name], class_tables, label, name, table_name, multi_label and has_lists)
         images = tables[table_name].select_columns([image])
-        images = images.cast_column(image, type(references[0].features[image])(decode=False))
+        images = images.cast_column(image, type(class_tables[0].features[image])(decode=False))
         entries = HubEntries(((f"{name}/{table_name}", images),), np.arange(len(images)))
         sets = labels.of_images if labels.are_several else None
         first_labels = labels.of_images.first_labels
@@ -199,12 +199,12 @@ class _SplitLabels:
 
 
 def _read_labels(
-    table: "datasets.Dataset", references: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
+    table: "datasets.Dataset", class_tables: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
 ) -> _SplitLabels:
-    """The labels of the images of `table`, among the classes of the tables `references`. They are several if `several`
-    says so, or if any image of these tables has several. Raises UserError."""
+    """The labels of the images of `table`, among the classes of `class_tables`. An image may have several or none where
+    `several` says so, or where any image of these tables has several. Raises UserError."""
     stored = _LabelColumn.read(table, column)
-    known = [_LabelColumn.read(each, column) for each in references]
+    known = [_LabelColumn.read(each, column) for each in class_tables]
     are_several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
     if not len(stored.counts) or not stored.is_complete or not (are_several or stored.counts.all()):
         raise UserError(

@@ -226,8 +226,10 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
 def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
     """Folder of images -> the ImageNet classes that it stands for, from the four files of ObjectNet's `mappings/`.
 
-    A folder has an ObjectNet label; a label that ImageNet shares has ImageNet's names for it, separated by "; "; a name
-    is a line of `imagenet_to_label_2012_v2`; and a line (from 0) belongs to a class.
+    folder_to_objectnet_label.json    folder -> ObjectNet's label: alarm_clock -> Alarm clock
+    objectnet_to_imagenet_1k.json     label -> ImageNet's names, if it has any: analog clock; digital clock
+    imagenet_to_label_2012_v2         a name in each line, counted from 0
+    pytorch_to_imagenet_2012_id.json  class -> line
     """
     label_of = _read_json(mappings / "folder_to_objectnet_label.json", dict)
     names_of = _read_json(mappings / "objectnet_to_imagenet_1k.json", dict)

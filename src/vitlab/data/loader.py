@@ -37,8 +37,10 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 MAX_WORKERS = 16
-SHARED_MEMORY, MIN_SHARED_MEMORY = Path("/dev/shm"), 2**30
+SHARED_MEMORY = Path("/dev/shm")
 """Workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB."""
+MIN_SHARED_MEMORY = 2**30
+"""Bytes that have to be free there."""
 
 
 def available_cores() -> int:
@@ -109,7 +111,7 @@ def train_batches(
 
     def batches() -> Iterator[BatchIndices]:
         epoch, order = -1, np.empty(0, np.int64)
-        for g in itertools.count(first_example + rank * local, batch_size):
+        for g in itertools.count(first_example + rank * local, batch_size):  # this rank's first example of each step
             epochs, positions = np.divmod(np.arange(g, g + local), len(dataset))
             indices = np.empty(local, np.int64)
             for e in np.unique(epochs):
@@ -178,8 +180,9 @@ class _ChunkDataset:
     pixels: Tensor | None  # the dataset's, on the device
 
     def __getitem__(self, chunk: _ChunkIndices) -> _Chunk:
+        """The images are transformed together. If one turns out unreadable, the others are loaded again without it."""
         failures = dict(self.dataset.failures)
-        while True:  # until all images without a failure can be read
+        while True:  # each time without the images that have failed
             readable = np.array([i not in failures for i in chunk.indices.tolist()], bool)
             epochs, indices = chunk.epochs[readable], chunk.indices[readable]
             images = self._load(epochs, indices, failures)
@@ -188,7 +191,7 @@ class _ChunkDataset:
                 return _Chunk(chunk._replace(epochs=epochs, indices=indices), images, unreadable)
 
     def _load(self, epochs: np.ndarray, indices: np.ndarray, failures: dict[int, ImageError]) -> Tensor | None:
-        """The transformed images `indices`; None if any cannot be read, whose errors are added to `failures`."""
+        """The transformed images `indices`. None if any cannot be read; its error is added to `failures`."""
         known = len(failures)
         images = self._read(indices, failures)
         if len(failures) > known:

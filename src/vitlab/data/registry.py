@@ -269,6 +269,20 @@ def _open_source(name: str, root: Root, download: bool, partial: bool, multi_lab
     return read(name, folder, download, partial=True) if partial else read(name, folder, download)
 
 
+def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
+    """The images of the requested split; `whole_train`: see `load_dataset`."""
+    present, read = splits
+    if whole_train and split == "train" and _is_custom(name) and "val" not in present:
+        split = "trainval"
+    if split in ("test", "trainval") and _val_is_test(name, present):
+        _warn_that_val_is_test(name)
+    parts = [_read_part(part, read, seed) for part in _recipe(name, present, split)]
+    dataset = dataclasses.replace(functools.reduce(join, parts), split=split)
+    if split == "trainval" and len(parts) == 2 and _is_custom(name):
+        dataset = dataclasses.replace(dataset, from_val=np.arange(len(dataset)) >= len(parts[0]))
+    return dataset
+
+
 class _Part(NamedTuple):
     """Images of a stored split: all, or if splits are cut from it, those of the `chosen` ones."""
 
@@ -293,19 +307,19 @@ def _recipe(name: str, present: Sequence[str], split: str) -> list[_Part]:
     if split == "all":
         return [_Part(stored) for stored in ("train", "val", "test") if stored in present]
     held_out = DATASETS["folder:PATH" if _is_custom(name) else name].held_out
-    if _val_is_test(name, present):
+    if _val_is_test(name, present):  # the third row
         split, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
-    elif split == "trainval" and _is_custom(name) and "test" in present and "val" not in present:
+    elif split == "trainval" and _is_custom(name) and "test" in present and "val" not in present:  # the second row
         split, held_out = "train", {}
     if split not in present and "train" not in present:
         allowed = ", ".join([*present, "all"])
         raise UserError(f"{quoted(name)} has no {split} split, and no train to cut it from; give one of {allowed}.")
-    missing = {each: fraction for each, fraction in held_out.items() if each not in present}
-    if split == "trainval" and "val" not in missing:
+    cut = {each: fraction for each, fraction in held_out.items() if each not in present}
+    if split == "trainval" and "val" not in cut:
         return _recipe(name, present, "train") + _recipe(name, present, "val")
-    if split in present and (split != "train" or not missing):
+    if split in present and (split != "train" or not cut):
         return [_Part(split)]
-    return [_Part("train", missing, ("train", "val") if split == "trainval" else (split,))]
+    return [_Part("train", cut, ("train", "val") if split == "trainval" else (split,))]
 
 
 def _val_is_test(name: str, present: Sequence[str]) -> bool:
@@ -315,20 +329,6 @@ def _val_is_test(name: str, present: Sequence[str]) -> bool:
 
 def _warn_that_val_is_test(name: str) -> None:
     warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
-
-
-def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """The images of the requested split; `whole_train`: see `load_dataset`."""
-    present, read = splits
-    if whole_train and split == "train" and _is_custom(name) and "val" not in present:
-        split = "trainval"
-    if split in ("test", "trainval") and _val_is_test(name, present):
-        _warn_that_val_is_test(name)
-    parts = [_read_part(part, read, seed) for part in _recipe(name, present, split)]
-    dataset = dataclasses.replace(functools.reduce(join, parts), split=split)
-    if split == "trainval" and len(parts) == 2 and _is_custom(name):
-        dataset = dataclasses.replace(dataset, from_val=np.arange(len(dataset)) >= len(parts[0]))
-    return dataset
 
 
 def _read_part(part: _Part, read: Callable[[str], Dataset], seed: int) -> Dataset:

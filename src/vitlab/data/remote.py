@@ -81,11 +81,10 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
     """An order of images, given the shard of each, that uses at most `window` shards at a time.
 
-    Shards begin one after the other, in another order for every epoch; the time of an image is drawn uniformly between
-    the beginnings of its shard and of the `window`-th after it. If there are at most `window` shards, all begin at
-    once.
+    Shards begin at the times 0, 1, 2, ..., in another order for every epoch. An image comes at its shard's time plus a
+    delay, drawn uniformly from 0 to `window`. If there are at most `window` shards, all begin at 0.
     """
-    _, number = np.unique(shard, return_inverse=True)
+    _, number = np.unique(shard, return_inverse=True)  # counts only shards with images here
     count = int(number.max()) + 1
     draws = philox(seed, Stream.REMOTE_ORDER, epoch).random_raw(count + len(shard))
     begins = np.zeros(count)
@@ -111,10 +110,12 @@ class RemoteEntries(ShardEntries):
         return window_order(self.locations.shard[self.rows], WINDOW, seed, epoch)
 
     def read_ahead(self, batches: Iterator[BatchIndices]) -> Iterator[BatchIndices]:
-        """Yields each batch once its shards are cached. Meanwhile the shards of the next batches are downloaded, for as
-        many batches as a shard has images: this process waits for the server, and DataLoader workers do not."""
+        """Yields each batch once its shards are cached: this process waits for the server, DataLoader workers do not.
+
+        Meanwhile the shards of the next batches are downloaded, until these batches hold more images than a shard.
+        """
         names, shard = self.locations.shards, self.locations.shard
-        mean = len(self.rows) / len(np.unique(shard[self.rows]))
+        images_per_shard = len(self.rows) / len(np.unique(shard[self.rows]))
         downloads: dict[str, Future[Path]] = {}
         queue: collections.deque[tuple[BatchIndices, list[str]]] = collections.deque()
         cancelled = threading.Event()
@@ -130,13 +131,13 @@ class RemoteEntries(ShardEntries):
             return batch
 
         try:
-            for batch in batches:
-                needed = [names[s] for s in np.unique(shard[self.rows[batch[1]]]).tolist()]
-                queue.append((batch, needed))
+            for epochs, indices in batches:
+                needed = [names[s] for s in np.unique(shard[self.rows[indices]]).tolist()]
+                queue.append(((epochs, indices), needed))
                 for name in needed:
                     if name not in downloads:
                         downloads[name] = pool.submit(self.cache.fetch, name, cancelled)
-                if len(queue) * max(1, len(batch[1])) > mean:
+                if len(queue) * max(1, len(indices)) > images_per_shard:
                     yield first_batch()
             while queue:
                 yield first_batch()

@@ -26,7 +26,7 @@ def resize_pillow(
     if size[0] * size[1] > STRIP * height * width:
         down, across = sides[0] / size[0], sides[1] / size[1]
         box = (x * across, y * down, min((x + width) * across, sides[1]), min((y + height) * down, sides[0]))
-        size, y, x = (height, width), 0, 0
+        size, y, x = (height, width), 0, 0  # the box becomes the window, and nothing else is resized
     cut = np.empty((len(images), height, width, 3), np.uint8)
     for target, image in zip(cut, images.cpu().numpy(), strict=True):
         resized = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
@@ -47,8 +47,12 @@ def resize_area(
 
 
 def _area_edges(extent: int, size: int, start: int, count: int) -> tuple[slice, np.ndarray, float]:
-    """For `count` new pixels from `start` on: the old ones that they cover, their edges there, and their width, where
-    `extent` old pixels become `size`."""
+    """The place of new pixels among the old ones, along an axis where `extent` old pixels become `size`.
+
+    Of `count` new pixels from `start` on: the old pixels that they cover; their `count` + 1 edges, counted from the
+    first of these; their width. 3 pixels that become 2 have slice(0, 3), [0, 1.5, 3], 1.5; the second of the 2 alone
+    has slice(1, 3), [0.5, 2], 1.5.
+    """
     # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
     scale = np.float32(extent / size)
     edges = np.minimum((np.arange(start, start + count + 1, dtype=np.float32) * scale).astype(np.float64), extent)
@@ -59,10 +63,11 @@ def _area_edges(extent: int, size: int, start: int, count: int) -> tuple[slice, 
 def _area_means(x: Tensor, edges: np.ndarray, width: float) -> Tensor:
     """Means of float64 [B, 3, H, W] between edges of axis 2: differences of the interpolated running sum."""
     first = np.minimum(edges.astype(np.int64), x.shape[2] - 1)  # the pixel that an edge is in
+    # The mean within one pixel is its value, exactly; a difference of sums is rounded.
     is_one_pixel = first[:-1] == np.ceil(edges[1:]).astype(np.int64) - 1
-    pixel, fraction, copied = (to_device(array, x.device) for array in (first, edges - first, is_one_pixel))
-    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * fraction[:, None]
-    return torch.where(copied[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / width)
+    pixel, fraction, is_copied = (to_device(array, x.device) for array in (first, edges - first, is_one_pixel))
+    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * fraction[:, None]  # up to each edge
+    return torch.where(is_copied[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / width)
 
 
 def to_planes(images: UInt8[Tensor, "B H W 3"]) -> UInt8[Tensor, "B 3 H W"]:

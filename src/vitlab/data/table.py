@@ -46,9 +46,7 @@ def metadata_splits(
     `file_name` and `label`. Class folders and unlisted images are then logged and not read. None if no metadata has a
     label: class folders are read.
     """
-    named = [] if _labeled_metadata(path) else [folder for folder in subfolders(path) if folder.lower() in SPLIT_OF]
-    roots = [(SPLIT_OF[folder.lower()], path / folder) for folder in named] or [("", path)]
-    folders = [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
+    folders = _metadata_folders(path)
     tables = {folder: table for _, folder in folders if (table := _labeled_metadata(folder))}
     if not tables:
         return None
@@ -57,6 +55,19 @@ def metadata_splits(
     rows = [row for split, folder in folders for row in read_rows(tables[folder], split, read)]
     _warn_of_unread(tables, rows)
     return _splits(rows, path, name, multi_label)
+
+
+def _metadata_folders(path: Path) -> list[tuple[str, Path]]:
+    """Split, or "" if the metadata may say it, and folder of each metadata that has to be there.
+
+    PATH/metadata.csv             "", PATH
+    PATH/train/metadata.csv       train, PATH/train
+    PATH/rose/metadata.csv        "", PATH/rose
+    PATH/train/rose/metadata.csv  train, PATH/train/rose
+    """
+    named = [] if _labeled_metadata(path) else [folder for folder in subfolders(path) if folder.lower() in SPLIT_OF]
+    roots = [(SPLIT_OF[folder.lower()], path / folder) for folder in named] or [("", path)]
+    return [(split, folder) for split, root in roots for folder in _folders_with_metadata(root)]
 
 
 def _warn_of_unread(tables: Mapping[Path, Path], rows: Sequence[Row]) -> None:
@@ -72,7 +83,7 @@ def _warn_of_unread(tables: Mapping[Path, Path], rows: Sequence[Row]) -> None:
 
 
 def _folders_with_metadata(root: Path) -> list[Path]:
-    """A folder, or its folders of images where these have metadata with labels and it has none itself."""
+    """A folder, or its folders of images, where any of these has metadata with labels and it has none itself."""
     below = [] if _labeled_metadata(root) else [root / folder for folder in subfolders(root)]
     if not any(map(_labeled_metadata, below)):
         return [root]

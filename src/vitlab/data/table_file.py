@@ -28,8 +28,9 @@ _LIST = re.compile(r"\[.*\]|[({]\s*['\"].*[)}]", re.DOTALL)  # of Python, NumPy 
 _QUOTED_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 MISSING = {"nan", "NaN", "<NA>", "NaT", "null", "NULL", "#N/A"}
 """What programs write for an empty cell, and nobody calls a class. `None`, `none` and `NA` may be names."""
+_ONES = {"1", "1.0", "true"}
+_ZERO_NUMBERS = {"0", "0.0"}
 _NEGATIVE = {"-1", "-1.0"}
-_ONES, _ZEROS = {"1", "1.0", "true"}, {"0", "0.0", "false", *_NEGATIVE}
 
 Records = Sequence[tuple[int, dict[str, Any]]]
 """The number and the cells of each row."""
@@ -58,7 +59,8 @@ class Columns(NamedTuple):
 
 
 def list_in(cell: Any) -> list[str] | None:
-    """The items of a list that is written as text, as `['cat', 'big']`, `[1 2]` or `["cat"]`; None of other cells."""
+    """The items of a list that is written as text, as `['cat', 'big']`, `[1 2]` or `["cat"]`; of `[]` one empty item.
+    None of other cells."""
     if not isinstance(cell, str) or not _LIST.fullmatch(text := cell.strip()):
         return None
     inner = text[1:-1]
@@ -83,7 +85,7 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
     """Which columns hold what. Without one that is named as a label, the only other column holds the label, or the
     others hold 0 and 1 for each class. Raises UserError where that is ambiguous."""
     file, label, group, split = (_column_named(columns, names, where) for names in (FILE, LABEL, GROUP, SPLIT))
-    used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}
+    used = {file, label, group, *(c for c in columns if (c.lower(),) in SPLIT)}  # all of SPLIT, though one is read
     rest = [column for column in columns if column not in used and not _ROW_NUMBERS.fullmatch(column.lower())]
     listed = f"{where} has the columns {first_ten(columns)}; none of them"
     if not file:
@@ -92,13 +94,18 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
         return Columns(file, (label or rest[0],), one_hot=False, split=split, group=group)
     if not rest:
         raise UserError(f"{listed} has the labels: add a column label")
-    values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in rest}
-    mixed = [c for c in rest if not values[c] <= _ONES | _ZEROS]
-    has_negative, has_zero = (any(numbers & v for v in values.values()) for numbers in (_NEGATIVE, {"0", "0.0"}))
-    if mixed or (has_negative and has_zero):
-        reason = f"{first_ten(mixed)} hold other values" if mixed else "they hold 1, 0 and -1"
+    if reason := _no_one_hot(rest, records):
         raise UserError(f"{listed} is named label, nor are the others one for each class, with 0 and 1: {reason}")
     return Columns(file, tuple(rest), one_hot=True, split=split, group=group)
+
+
+def _no_one_hot(columns: Sequence[str], records: Records) -> str:
+    """Why these columns are not one for each class, with 1 and 0, or 1 and -1; "" if they are."""
+    values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in columns}
+    if mixed := [c for c in columns if not values[c] <= {*_ONES, *_ZERO_NUMBERS, "false", *_NEGATIVE}]:
+        return f"{first_ten(mixed)} hold other values"
+    has_zero, has_negative = (any(numbers & v for v in values.values()) for numbers in (_ZERO_NUMBERS, _NEGATIVE))
+    return "they hold 1, 0 and -1" if has_zero and has_negative else ""
 
 
 def _column_named(columns: Sequence[str], preference: Iterable[Sequence[str]], where: str) -> str:

@@ -34,8 +34,9 @@ def read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
     values = {lowered(record.get(columns.split)) for _, record in records if record}
-    by_value = _splits_by_value(columns.split, values, read.test_fold, where)
-    split_of = dict.fromkeys(values, split) if split or not columns.split else by_value
+    split_of = _splits_by_value(columns.split, values, read.test_fold, where)
+    if split or not columns.split:  # no column counts: `split`, or "" until `_split_by_folder`
+        split_of = dict.fromkeys(values, split)
     rows = _parse_rows(records, columns, split_of, read.label_separator or "|", where)
     for remark in _remarks(rows, records, columns, read.label_separator):
         warn_once(f"{where}: {remark}")
@@ -84,8 +85,14 @@ def _parse_row(record: dict[str, Any], columns: Columns, split_of: Mapping[str, 
 
 
 def _splits_by_value(column: str, values: Collection[str], test_fold: int | None, where: str) -> Mapping[str, str]:
-    """The split that each value of the column means. Raises UserError for a `test_fold` that is not there."""
-    if column.lower() != "fold" or all(value in SPLIT_OF for value in values):
+    """The split that each value of the column means. Raises UserError for a `test_fold` that is not there.
+
+    split     the split of this name (`SPLIT_OF`)
+    is_valid  val or train
+    fold      test for `test_fold`, by default the lowest from 0 on; train for the others. Or names, as in split
+    """
+    has_folds = column.lower() == "fold" and not all(value in SPLIT_OF for value in values)
+    if not has_folds:
         if test_fold is not None:
             raise UserError(f"test_fold={test_fold} has no effect: {where} has no column fold, or one of splits")
         return _SPLIT_OF_IS_VALID if column.lower() == "is_valid" else SPLIT_OF
@@ -156,20 +163,24 @@ def _likely_separator(labels: Collection[str]) -> str:
 
 
 def _with_whole_numbers(rows: Sequence[Row], where: str) -> Sequence[Row]:
-    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`. Raises
-    UserError if all labels are numbers and some have decimals."""
+    """`rows`, with the labels `0.0` and `1.0`, as a column of numbers with gaps has them, as `0` and `1`."""
     labels = {label for row in rows for label in row.labels}
+    _require_classes(labels, where)
+    with_point = sorted(label for label in labels if "." in label)
+    if not with_point or not all(re.fullmatch(r"[-+]?\d+(\.0*)?", label) for label in labels):
+        return rows
+    warn_once(f"{where}: labels such as {with_point[0]} are read as whole numbers")
+    return rename_labels(rows, {label: label.partition(".")[0] for label in labels})
+
+
+def _require_classes(labels: Collection[str], where: str) -> None:
+    """Raises UserError if all labels are numbers and some have decimals."""
     all_numbers = all(re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", label, re.IGNORECASE) for label in labels)
     if all_numbers and (decimals := sorted(label for label in labels if float(label) % 1)):
         raise UserError(
             f"{where} has numbers as labels, such as {first_ten(decimals[:3])}: vitlab classifies, and these look like "
             f"a regression target. Make classes of them, by ranges with names, such as low and high."
         )
-    with_point = sorted(label for label in labels if "." in label)
-    if not with_point or not all(re.fullmatch(r"[-+]?\d+(\.0*)?", label) for label in labels):
-        return rows
-    warn_once(f"{where}: labels such as {with_point[0]} are read as whole numbers")
-    return rename_labels(rows, {label: label.partition(".")[0] for label in labels})
 
 
 def rename_labels(rows: Sequence[Row], names: Mapping[str, str]) -> list[Row]:

@@ -80,8 +80,16 @@ class TrainTransform:
         return crops
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-        """Boxes (y, x, h, w), int64 [B, 4], of the images; the full size (H', W') that each box is squashed to; and the
-        first pixels there of the windows of `image_size` to take, int64 [B, 2], which may be outside."""
+        """The crops. A box of each image is squashed to the full size; there a window of `image_size` is taken.
+
+            crop       box           full size    window
+            inception  random        image_size   all
+            random     whole image   crop_resize  random
+            pad        whole image   image_size   shifted by up to `pad`, in part outside
+            none       whole image   image_size   all
+
+        Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'); the first pixel of each window there, int64 [B, 2].
+        """
         size = pair(self.image_size)
         if self.crop == "inception":
             return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), size, np.zeros_like(sizes)
@@ -106,12 +114,12 @@ def inception_boxes(
         size, draw = sizes[open_rows], u[open_rows, attempt]
         (height, width), area = size.T, size.prod(axis=1)
         aspect = ASPECT[0] + draw[:, 0] * (ASPECT[1] - ASPECT[0])
-        low = np.rint(np.sqrt(min_area * area / aspect))
-        high = np.rint(np.sqrt(area / aspect))
+        low = np.rint(np.sqrt(min_area * area / aspect))  # the height with the least area
+        high = np.rint(np.sqrt(area / aspect))  # with the largest; then the largest whose width and height fit
         high = np.where(np.rint(high * aspect) > width, np.floor((width + 0.5 - 1e-7) / aspect), high)
         high = np.minimum(np.where(np.rint(high * aspect) > width, high - 1, high), height)
         h = np.minimum(low + _uniform_integers(draw[:, 1], np.maximum(high - low, 0) + 1), high)
-        h = np.where(h * np.rint(h * aspect) < min_area * area, h + 1, h)
+        h = np.where(h * np.rint(h * aspect) < min_area * area, h + 1, h)  # as the width is rounded
         h = np.where(h * np.rint(h * aspect) > area, h - 1, h)
         w = np.rint(h * aspect)
         valid = (h * w >= min_area * area) & (h * w <= area) & (w <= width) & (h <= height) & (h > 0) & (w > 0)
@@ -131,7 +139,8 @@ def _uniform_integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
 def _positions(
     start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarray, size: int
 ) -> Float64[np.ndarray, "B size"]:
-    """TF2's half-pixel centers where `extent` pixels from `start` on become `full`: `size` of them from `shift` on."""
+    """Where an axis is sampled, at TF2's half-pixel centers: `extent` pixels from `start` on (the box) become `full`,
+    and `size` of these from `shift` on are taken (the window)."""
     start, extent, resized = start[:, None], extent[:, None], shift[:, None] + np.arange(size)
     inside = np.clip(start + (resized + 0.5) * extent / full - 0.5, start, start + extent - 1)
     return np.where((resized >= 0) & (resized < full), inside, _OUTSIDE)
@@ -164,7 +173,7 @@ def resize_crops(
     mirrored: np.ndarray,
     size: tuple[int, int],
 ) -> UInt8[Tensor, "B 3 S T"]:
-    """Boxes (y, x, h, w) squashed to `full`, and of that the windows of `size` from `shifts` on.
+    """Boxes squashed to `full`, and of that the windows of `size` from `shifts` on, as `_windows` returns them.
 
     Deviation: bilinear with antialiasing, as Pillow and torchvision resize; TF2's resize looks up single points. A box
     that at 1/2, 1/4 or 1/8 of the image's size is still `SPARE` times `full` has its edges rounded to that grid, so

@@ -5,9 +5,11 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 
     W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y,
 
-and the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
-classifier of all other images gives an image the scores Y - (I - H')^-1 (Y - HY). These are the image's rows, several
-where the training set has several views of it or a whole group is left out, and H' is H's block of these rows.
+and the smaller system is solved, by an eigendecomposition that serves every l2. Leaving images out needs no other
+solution. Let R be the rows left out: an image, all its views, or a whole group. With H = X (X'X + l2 I)^-1 X' (the hat
+matrix, HY are the fitted scores), the classifier of all other rows gives these the scores
+
+    Y_R - (I - H_RR)^-1 (Y - HY)_R.
 
 `vitlab fewshot` calls `fewshot_checkpoint`; a run with `config.fewshot` measures the same while it trains
 (`runs/fewshot_evaluator.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
@@ -79,25 +81,25 @@ class Ridge:
     ) -> Float64[np.ndarray, "m K"]:
         """Scores of each training image by the classifier of all others (with the standardization of all).
 
-        The n training rows are `views` of each of m images: first the first view of all, whose scores these are. With
-        `groups`, the number of each image's group, the classifier of all other groups scores an image. Images with a
-        negative number are in all classifiers, and have no scores (NaN).
+        The n training rows are `views` of each of m images: the first view of all, whose scores are returned, then the
+        second of all, and so on. With `groups`, the number of each image's group, the classifier of all other groups
+        scores an image. Images with a negative number are in all classifiers, and have no scores (NaN).
         """
         images = len(self._targets) // views
         group_of = np.tile(np.arange(images) if groups is None else groups, views)
-        order = np.argsort(group_of, kind="stable")[np.count_nonzero(group_of < 0) :]
+        order = np.argsort(group_of, kind="stable")[np.count_nonzero(group_of < 0) :]  # rows, group by group
         _, starts, sizes = np.unique(group_of[order], return_index=True, return_counts=True)
         shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
-        errors = self._targets - self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
+        errors = self._targets - self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))  # Y - HY
         scores = np.full_like(self._targets, np.nan)
         for size in np.unique(sizes):  # all groups of one size at once; 1 + 1e-9 keeps I - H invertible for copies
-            rows = order[starts[sizes == size][:, None] + np.arange(size)]
+            rows = order[starts[sizes == size][:, None] + np.arange(size)]  # R of each group, [m, size]
             basis = self._basis[rows]
             if size <= basis.shape[2]:
-                block = np.einsum("mvr,r,mwr->mvw", basis, shrinkage, basis, optimize=True)
-                scores[rows] = self._targets[rows] - np.linalg.solve((1 + 1e-9) * np.eye(size) - block, errors[rows])
+                hat = np.einsum("mvr,r,mwr->mvw", basis, shrinkage, basis, optimize=True)  # H_RR
+                scores[rows] = self._targets[rows] - np.linalg.solve((1 + 1e-9) * np.eye(size) - hat, errors[rows])
                 continue
-            # Of larger ones by Woodbury's identity: (I - B S B')^-1 = I + B (I - S B'B)^-1 S B'.
+            # Of larger ones by Woodbury's identity: (I - B S B')^-1 = I + B (I - S B'B)^-1 S B', where H_RR = B S B'.
             scaled = shrinkage[:, None] * basis.swapaxes(1, 2)
             inner = np.linalg.solve((1 + 1e-9) * np.eye(basis.shape[2]) - scaled @ basis, scaled @ errors[rows])
             scores[rows] = self._targets[rows] - errors[rows] - basis @ inner

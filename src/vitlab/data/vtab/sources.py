@@ -56,7 +56,8 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
     required = source.required.get(split) or source.required["all"]
     folders = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
     folder, missing = _most_complete(folders, required)
-    if missing or (source.files and folder.is_relative_to(root / name) and _unpacking(root / name)):
+    was_downloaded = source.files and folder.is_relative_to(root / name)
+    if missing or (was_downloaded and _unpacking(root / name)):
         what = " and ".join(missing) or "its archives unpacked"
         need = f"{name} needs {what} (from {source.page}; license: {source.license})"
         need += f"; looked in {', '.join(map(str, folders))}"
@@ -72,12 +73,17 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
                 f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand"
             )
     if split in source.lists:
-        url, digest = source.lists[split]
-        list_file = folder / url.rpartition("/")[2]
-        if not list_file.is_file():
-            _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
-            download_file(url, list_file, digest)
+        _provide_list(name, split, folder, download)
     return folder
+
+
+def _provide_list(name: str, split: str, folder: Path, download: bool) -> None:
+    """Downloads the list of a split's images into the folder, unless it is there."""
+    url, digest = SOURCES[name].lists[split]
+    list_file = folder / url.rpartition("/")[2]
+    if not list_file.is_file():
+        _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
+        download_file(url, list_file, digest)
 
 
 def _download_and_unpack(files: Sequence[Sequence[str]], folder: Path, is_missing: Callable[[], bool]) -> None:
