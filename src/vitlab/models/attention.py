@@ -130,8 +130,8 @@ def relative_logits(
     """
     count, p = q.shape[-2] - num_prefix_tokens, num_prefix_tokens
     logits = (q[:, :, p:] * q.shape[-1] ** -0.5) @ table.T  # by offset: [B, k, N, 2N - 1]
-    # Skewing: read with a row stride that is shorter by one, each row starts one offset earlier, and [q, offset]
-    # becomes [q, k] without a gather.
+    # Skewing: [q, offset] becomes [q, k] without a gather. For N = 2, queries a, b and offsets -1, 0, 1 the padded rows
+    # (a- a0 a+ 0) (b- b0 b+ 0) (0), read by threes, are (a- a0 a+) (0 b- b0) (b+ 0 0): a0 a+ and b- b0 are by key.
     flat = F.pad(F.pad(logits, (0, 1)).flatten(2), (0, count - 1))
     logits = flat.unflatten(2, (count + 1, 2 * count - 1))[:, :, :count, count - 1 :]
     return F.pad(logits, (p, 0, p, 0))

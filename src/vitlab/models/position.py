@@ -193,8 +193,9 @@ def interpolate_offsets(
 ) -> Float[Tensor, "J R2 Dh"]:
     """Embeddings of offsets in row-major order for another grid, which the paper does not describe.
 
-    An offset of the new grid is a number of rows and (at most half a row of) columns; scaled as the distance between
-    the corner patches scales, it falls between four offsets of the old grid, and is their bilinear mean.
+    An offset is split into rows and at most half a row of columns: 5 on a grid of 4 columns is 1 down and 1 to the
+    right, 3 is 1 down and 1 to the left. Both are scaled as the distance between the corner patches. The result falls
+    between four offsets of the old grid, and is their bilinear mean.
     """
     (h, w), (h2, w2) = old_grid, new_grid
     if table.shape[1] != 2 * h * w - 1:

@@ -29,12 +29,13 @@ class ResNetBody:
     pool_padding: Literal["zero", "-inf"] = "zero"
     """Padding of the root's max-pooling in `v2`: zero, as published BiT weights expect, or -inf, as big_vision's."""
     weight_eps: Annotated[float, Gt(0)] = 1e-5
-    """Keeps the standardization of weights from dividing by zero: added to their deviation, or to their variance."""
+    """Keeps the standardization of weights from dividing by zero."""
     weight_eps_on: Literal["std", "variance"] = "std"
+    """What it is added to: the standard deviation of the weights, or their variance."""
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
     min_group_size: PositiveInt = 1
-    """Fewest channels in a group of GroupNorm, which has at most 32; with BiT's 1 each of 32 channels is alone."""
+    """Fewest channels in a group of GroupNorm: 64 channels have 32 groups, the most, with BiT's 1, and 4 with 16."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -67,7 +68,7 @@ class ResNetBody:
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
         """Positions down and across: every halving rounds up."""
-        return _halved(image_hw, self.stride)
+        return _downsampled(image_hw, self.stride)
 
     def units(self) -> list["Unit"]:
         """Every unit, in order."""
@@ -90,8 +91,11 @@ class ResNetBody:
             else:
                 h, w = unit.grid(image_hw)
                 mixing = 2 * 4 * m * (m + 1) + (2 * h - 1 + 2 * w - 1) * m // AXIAL_HEADS
-            norms = m + m + out + (out if unit.projects else 0) if self.version == "v1" else c + m + m
-            total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
+            shortcut = c * out if unit.projects else 0
+            normalized = c + m + m  # channels of the norms before the convolutions
+            if self.version == "v1":  # ... after them
+                normalized = m + m + out + (out if unit.projects else 0)
+            total += c * m + mixing + m * out + shortcut + 2 * normalized
         return total
 
     def padding_macs(self, image_hw: tuple[int, int]) -> int:
@@ -104,23 +108,24 @@ class ResNetBody:
 
     def forward_macs(self, image_hw: tuple[int, int]) -> int:
         """Multiply-accumulates of the products in one forward pass of one image."""
-        total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
+        total = 3 * 7 * 7 * self.width * math.prod(_downsampled(image_hw, 2))
         for unit in self.units():
             h, w = unit.grid(image_hw)
             c, m, out = unit.channels_in, unit.inner, unit.channels_out
             before = h * w
-            after = math.prod(_halved(image_hw, unit.input_stride * unit.stride))
+            after = math.prod(_downsampled(image_hw, unit.input_stride * unit.stride))
+            shortcut = c * out * after if unit.projects else 0
             if self.mixing == "conv":
                 mixing = 9 * m * m * after
             else:  # along w and h: projections, products with keys and values, and with the relative encodings
                 mixing = before * (2 * 4 * m * m + 2 * (w + h) * m + (2 * w - 1 + 2 * h - 1) * m)
-            total += c * m * before + mixing + m * out * after + (c * out * after if unit.projects else 0)
+            total += c * m * before + mixing + m * out * after + shortcut
         return total
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One bottleneck of a ResNet."""
+    """One bottleneck of a ResNet: from `channels_in` to `inner` channels, and to four times as many."""
 
     stage: int
     channels_in: int
@@ -135,7 +140,7 @@ class Unit:
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
         """Positions down and across of its input, for an image of this size."""
-        return _halved(image_hw, self.input_stride)
+        return _downsampled(image_hw, self.input_stride)
 
     @property
     def projects(self) -> bool:
@@ -162,6 +167,6 @@ def _padding_products(grid: tuple[int, int], size: int, stride: int, version: st
     return positions * size**2 - inside
 
 
-def _halved(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:
-    """(height, width) after halvings that round up, `stride` in all."""
+def _downsampled(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:
+    """(height, width) over `stride`, rounded up."""
     return -(-image_hw[0] // stride), -(-image_hw[1] // stride)

@@ -196,20 +196,13 @@ def _choose_by_checkpoint(config: Any, open_settings: frozenset[str], facts: Fac
     source, preprocessing = facts.checkpoint, facts.preprocessing
     if source is None:
         return config
-    if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
-        raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
-    if config.pre_logits and not getattr(source, "representation_size", None):
-        raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
+    _check_checkpoint(source, config, facts.interpolation)
     if facts.interpolation is not None:
-        if not isinstance(source, ViTConfig):
-            raise UserError(
-                f"interpolation={facts.interpolation!r} resamples position embeddings, and a ResNet has none."
-            )
         source = override(source, position_interpolation=facts.interpolation)
     size = facts.image_size
     if size is None and preprocessing is not None and "model.image_size" in open_settings:
         size = default_image_size(source, preprocessing, facts.device_type)
-    config = adapt_config(source, config, facts.num_classes or 2, size)
+    config = adapt_config(source, config, facts.num_classes or 2, size)  # 2 until the images are read
     if preprocessing is not None and "data.eval_resize" in open_settings:
         scaled = preprocessing.at(config.model.image_size)
         resize = scaled.resize if scaled.keep_aspect else None
@@ -217,6 +210,16 @@ def _choose_by_checkpoint(config: Any, open_settings: frozenset[str], facts: Fac
         config = with_settings(config, {"data.eval_resize": resize, "data.eval_interpolation": interpolation})
     config.data.preprocessing(config.model.image_size)  # raises for an invalid size
     return config
+
+
+def _check_checkpoint(source: ModelConfig, config: Any, interpolation: Interpolation | None) -> None:
+    """Raises UserError for a setting that requires what the checkpoint's model does not have."""
+    if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
+        raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
+    if config.pre_logits and not getattr(source, "representation_size", None):
+        raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
+    if interpolation is not None and not isinstance(source, ViTConfig):
+        raise UserError(f"interpolation={interpolation!r} resamples position embeddings, and a ResNet has none.")
 
 
 def _choose_by_data(config: Any, open_settings: frozenset[str], facts: Facts) -> FinetuneConfig:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from vitlab.weights.google_layout import (
 from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
 
 PREFIXES = ("opt/target/", "params/", "img/")
-"""Possible prefixes. Where names have one, arrays without it are an optimizer state or another tower, and ignored."""
+"""Prefixes, one after another. Where names have one, arrays without it (optimizer state, another tower) are ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
 BFLOAT16 = np.dtype("V2")
 """How NumPy, which has no bfloat16, reads one."""
@@ -82,22 +82,28 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The model's arrays by name, without a prefix. Raises UserError for a corrupt file and for other types."""
     try:
         with reading_npz(path) as archive:
-            names, prefix = list(archive), ""
-            for part in PREFIXES:
-                if inside := [name for name in names if name.startswith(prefix + part)]:
-                    names, prefix = inside, prefix + part
+            prefix = _find_prefix(list(archive))
             if prefix.endswith("img/"):
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
                 others = sorted(tops - {"img"})
                 warn_once(f"{path}: of big_vision's two towers the image tower is read; left out: {first_ten(others)}.")
-            arrays = {name.removeprefix(prefix): archive[name] for name in names}
+            arrays = {name.removeprefix(prefix): archive[name] for name in archive if name.startswith(prefix)}
     except NPZ_ERRORS as error:
         raise UserError(
             f"{path} cannot be read as an .npz of plain arrays ({error}). It is corrupt, or holds pickled objects, "
             f"which are never loaded; get the file again."
         ) from error
     return {name: _to_torch(path, name, array) for name, array in arrays.items()}
+
+
+def _find_prefix(names: Collection[str]) -> str:
+    """The prefix of the model's arrays: `params/img/` in a file with `params/img/cls` and `params/txt/embedding`."""
+    prefix = ""
+    for part in PREFIXES:
+        if any(name.startswith(prefix + part) for name in names):
+            prefix += part
+    return prefix
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
@@ -145,8 +151,9 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         rows = require_shape("the file", arrays, table, 3)[1]
         arrays[TABLE] = arrays.pop(table)
         given_grid = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
-        grid, class_rows = _infer_grid(rows, int(has_class), table != TABLE, given_grid)
-    elif spelling == "stored" or width % 4 or width < 8:
+        options = [int(has_class)] if table == TABLE else [int(has_class), 0]
+        grid, class_rows = _infer_grid(rows, options, given_grid)
+    elif spelling == "stored" or width % 4 or width < 8:  # cannot be `sincos2d`, the only kind without a table
         raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
     else:
         grid, class_rows = (max(224 // stride, 1),) * 2, 0
@@ -174,18 +181,16 @@ def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
     return kernel.shape[-1] if kernel is not None and kernel.ndim else None
 
 
-def _infer_grid(
-    rows: int, class_rows: int, may_lack_class_row: bool, given: tuple[int, int] | None
-) -> tuple[tuple[int, int], int]:
-    """Grid of a position table, the `given` one where it fits and else a square, and the class token's rows."""
-    options = (class_rows, 0) if may_lack_class_row else (class_rows,)
-    for before in options:
-        if given is not None and math.prod(given) == rows - before:
-            return given, before
-    for before in options:
-        side = math.isqrt(max(rows - before, 0))
-        if side and side**2 == rows - before:
-            return (side, side), before
+def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
+    """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
+    `given` one if that fits, otherwise a square."""
+    for class_rows in options:
+        if given is not None and math.prod(given) == rows - class_rows:
+            return given, class_rows
+    for class_rows in options:
+        side = math.isqrt(max(rows - class_rows, 0))
+        if side and side**2 == rows - class_rows:
+            return (side, side), class_rows
     raise UserError(
         f"the position table has {rows} rows, which form no square; give the size of its images, image_size=(height, "
         f"width) (`--image-size` of convert)."

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, Rotary, ViTConfig
-from vitlab.models.variant import all_settings, override
+from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
@@ -152,7 +152,7 @@ def _choose_family(config: ViTConfig) -> Family:
         model_type = "siglip_vision_model"
     elif config.pool == "gap":
         model_type = "ijepa"
-    elif is_dinov2 or variant.registers > int(not variant.distilled):
+    elif is_dinov2 or variant.registers > int(not variant.distilled):  # more than a DeiT may have
         model_type = "dinov2_with_registers" if variant.registers else "dinov2"
     else:
         model_type = "deit" if variant.distilled or variant.registers else "vit"
@@ -160,35 +160,41 @@ def _choose_family(config: ViTConfig) -> Family:
 
 
 def _check_representable(family: Family, model: ViT) -> None:
-    """Raises UserError for the first setting that no model of the family has."""
+    """Raises UserError for the first setting that no model of the family has. A setting must have a value that is
+    `supported`, or its default; one in `free`, or in `FREE` of layout.py, may have any."""
     config, has_head = model.config, model.config.num_classes > 0
     readout = family.classifier if has_head and family.written_head == "classifier" else family.body
-    has_registers = family.has_registers or family.has_distillation_token
-    has_two_heads = family.has_distillation_token and has_head  # without heads their code does not average two tokens
-    anything = {name: (value,) for name, value in all_settings(config).items()}  # for settings that may have any value
+    free = {"layer_norm_eps", "class_position", "in_chans", "gelu"}
+    if family.has_registers or family.has_distillation_token:
+        free.add("registers")
+    if family.has_distillation_token and has_head:  # without heads their code does not average two tokens
+        free.add("distilled")
+    if family.has_pooler and not has_head:
+        free.add("representation_size")
+    if family.has_layer_scale:
+        free |= {"layer_scale", "swiglu"}
     supported: dict[str, tuple[Any, ...]] = {
         "pool": ("token", "token+gap") if family.is_dinov2 else (readout.pool,),
         "position": ("none",) if family.is_dinov3 else ("none", "1d", "2d", "sincos2d"),
         "pre_norm": (family.is_clip,),
         "final_norm": (readout.final_norm,),
-        "registers": anything["registers"] if has_registers else (readout.registers,),
-        "distilled": anything["distilled"] if has_two_heads else (False,),
-        "representation_size": anything["representation_size"] if family.has_pooler and not has_head else (None,),
+        "registers": (readout.registers,),
+        "distilled": (False,),
+        "representation_size": (None,),
     }
     if family.is_dinov2:
         height = config.image_hw[0]
-        nearest = max(config.mlp_dim // config.width, 1) * config.width
-        supported["mlp_dim"] = anything["mlp_dim"] if dinov2_mlp_ratio(config) else (nearest,)
+        if dinov2_mlp_ratio(config) is None:
+            supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)  # the nearest
         supported["image_size"] = (height, (height, height))
-    if family.has_layer_scale:
-        supported |= {"layer_scale": anything["layer_scale"], "swiglu": anything["swiglu"]}
     if config.variant.rotary:
         supported["rotary"] = (Rotary(config.variant.rotary.base),)
     if family.body.pool == "map":
         supported["map_heads"] = (None, config.heads)
     if family.written_head == "none":
         supported["num_classes"] = (0,)
-    check_supported("Hugging Face's code", config, supported, ("layer_norm_eps", "class_position", "in_chans", "gelu"))
+    supported = {name: values for name, values in supported.items() if name not in free}
+    check_supported("Hugging Face's code", config, supported, free)
     if has_head and family.written_head == "projection" and model.state_dict()["head.bias"].any():
         raise UserError(
             "Hugging Face's CLIP has no classifier that reads the class token, only a projection without bias, and "
@@ -212,7 +218,7 @@ def _complete(family: Family, model: ViT) -> tuple[ViTConfig, dict[str, Tensor]]
     if not family.is_dinov3:
         rows = position_rows(model, state)
         start = config.num_prefix_tokens
-        prefix = rows[:start] if has_token_row(family, config) else rows[: start - config.variant.registers]
-        state["position.table"] = torch.cat([prefix, rows[start:]])[None]
+        registers = 0 if has_token_row(family, config) else config.variant.registers  # those without a row
+        state["position.table"] = torch.cat([rows[: start - registers], rows[start:]])[None]
         config = override(config, position="1d", class_position=True)
     return config, state

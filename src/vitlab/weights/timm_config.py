@@ -29,6 +29,7 @@ GROUP_NORM_EPS = 1e-5
 """Epsilon of their GroupNorms; no argument changes it."""
 HeightWidth = tuple[int, int]
 Args = Mapping[str, Any]
+# The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused.
 _COMMON_ARGS = ("drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes")
 _IMAGE_ARGS = ("img_size", "strict_img_size", "dynamic_img_size", "dynamic_img_pad", "patch_size")
 _SIZE_ARGS = ("embed_dim", "depth", "num_heads", "mlp_ratio", "attn_pool_num_heads", "attn_pool_mlp_ratio")
@@ -41,7 +42,6 @@ _TRAINING_ARGS = ("attn_drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_dr
 VIT_ARGS = {*_COMMON_ARGS, *_IMAGE_ARGS, *_SIZE_ARGS, *_TOKEN_ARGS, *_POSITION_ARGS}
 VIT_ARGS |= {*_NORM_ARGS, *_EVA_NORM_ARGS, *_BLOCK_ARGS, *_TRAINING_ARGS}
 RESNET_ARGS = {*_COMMON_ARGS, "channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
-"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused."""
 ALLOWED = {"output_stride": (32,), "rope_type": ("cat", "dinov3"), "attn_type": ("eva", "rope")}
 """Arguments -> their only values that are read."""
 
@@ -95,13 +95,14 @@ def _read_preprocessing(architecture: str, pretrained_cfg: Mapping[str, Any], ar
     """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`. timm's patches
     leave out the rest of a size that they do not divide."""
     cfg = {name: value for name, value in pretrained_cfg.items() if value}
-    patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
+    named = re.search(r"_patch(\d+)_", architecture)
+    patch = args.get("patch_size") or (named[1] if named else 1)
     patch = patch[0] if isinstance(patch, list) else patch
     height, width = map(int, cfg.get("test_input_size", cfg.get("input_size", (3, 224, 224)))[1:])
     mode, crop = cfg.get("crop_mode", "center"), cfg.get("test_crop_pct", cfg.get("crop_pct", 0.875))
     resize = math.floor(min(height, width) / crop)
-    is_squash = mode == "squash" and resize == min(height, width)
-    is_crop = mode in ("center", "squash") and resize >= max(height, width)
+    is_squash = mode == "squash" and resize == min(height, width)  # to the size itself
+    is_crop = mode in ("center", "squash") and resize >= max(height, width)  # out of a larger image
     if not (is_squash or is_crop):
         logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
     elif height != width and not is_squash:
@@ -218,12 +219,13 @@ def _infer_size(
     image_hw, num_token_rows = _fit_table(rows, token_rows, given_hw, stride)
     if given_hw not in (None, image_hw) and settings.architecture:
         logger.warning("images of %s pixels are resized to %d, as the position table", given_hw, image_hw[0])
-    return image_hw, num_token_rows > 0 or not class_tokens
+    return image_hw, num_token_rows > 0 or not class_tokens  # True is the default
 
 
 def _fit_table(rows: int, token_rows: list[int], given_hw: HeightWidth | None, stride: int) -> tuple[HeightWidth, int]:
-    """The image size that a position table is for, and how many of its `rows` are for tokens before the patches, one of
-    `token_rows`. The size is the given one if that has as many patches as there are other rows; otherwise square."""
+    """The image size of a position table, and how many of its `rows` are for tokens before the patches, one of
+    `token_rows`: for 197 rows, [0, 1] and stride 16 they are (224, 224) and 1. The size is `given_hw` if the rest of
+    the rows are its patches, otherwise square."""
     if given_hw is not None:
         num_token_rows = rows - math.prod(-(-side // stride) for side in given_hw)
         if num_token_rows in token_rows:
@@ -241,18 +243,19 @@ def _fit_table(rows: int, token_rows: list[int], given_hw: HeightWidth | None, s
 
 
 def _infer_pool(tensors: Tensors, pool: str | None, args: Args) -> Literal["token", "gap", "map"]:
-    """Our `pool` for timm's `global_pool`. Raises UserError for one that would read other tokens here: timm's mean and
-    attention may include the tokens before the patches, and here only the attention does."""
+    """Our `pool` for timm's `global_pool`. timm's mean and attention may include the tokens before the patches; here
+    only the attention does. Raises UserError for a pool that would read other tokens here."""
     has_class = "cls_token" in tensors
     has_prefix = has_class or "reg_token" in tensors
-    includes_prefix = bool(args.get("pool_include_prefix"))
-    map_includes_prefix = includes_prefix or "use_rot_pos_emb" in args  # always in the EVA family
+    is_eva = "use_rot_pos_emb" in args  # only that family has the argument
+    mean_includes_prefix = bool(args.get("pool_include_prefix"))
+    map_includes_prefix = mean_includes_prefix or is_eva  # always there
     if pool is None:  # fine-tuned models of MAE have the mean's norm
         is_token = has_class and "fc_norm.weight" not in tensors
         pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
     if pool == "token" and has_class:
         return "token"
-    if pool == "avg" and not (has_prefix and includes_prefix):
+    if pool == "avg" and not (has_prefix and mean_includes_prefix):
         return "gap"
     if pool == "map" and (map_includes_prefix or not has_prefix):
         return "map"

@@ -95,8 +95,11 @@ def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Ten
 
 
 def reorder_pairs(tensors: dict[str, Tensor], config: ViTConfig, order: str | None) -> dict[str, Tensor]:
-    """The tensors with interleaved pairs of RoPE half a head apart, as here: the rows of queries and keys are permuted.
-    `order` says whether the pairs of the `rows` or of the `columns` come first; None leaves the rows as they are."""
+    """The tensors with the rows of queries and keys permuted, so that RoPE's pairs are half a head apart, as here.
+
+    `order` says whether interleaved pairs of the image's `rows` or of its `columns` come first; None changes nothing.
+    Of a head of 8 channels, pairs 01 23 45 67, `rows` makes 0246 1357, and `columns` 4602 5713.
+    """
     if order is None:
         return tensors
     pairs = torch.arange(config.width // config.heads // 2)
