@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip install --python .venv --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## pre-train, fine-tune, test and look inside a small ViT, on the digits that come with it
+demo: $(READY) ## what pre-training is worth: a small ViT on 50 handwritten digits, fine-tuned and from scratch
 	$(BIN)/vitlab demo
 
 docs: $(READY) ## the documentation as a site, in build/site
