@@ -63,11 +63,12 @@ def finetune(
     given: dict[str, Any] = dict(settings)
     if (optim := given.pop("optim", None)) is not None:
         given |= {f"optim.{name}": value for name, value in vars(optim).items()}
+        # Every field counts as given. `resolve` would refuse these two beside what replaces them.
         if settings.get("learning_rates"):
             del given["optim.lr"]
         if budget is not None:
             del given["optim.warmup_steps"]
-    named = dataclasses.replace(data or config.data, name=config.data.name)
+    named = dataclasses.replace(data or config.data, name=config.data.name)  # of `data`, the name is not used
     given |= {f"data.{name}": value for name, value in changes(config.data, named)} | {"data.name": dataset}
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     resolved = resolve(config, given, OPEN.get(recipe, ()), budget=budget is not None)

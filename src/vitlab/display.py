@@ -10,13 +10,15 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from vitlab.errors import UserError, printable
 
-FIRST_LINE, NEXT_LINES = 5.0, 30.0
-"""Without a terminal: seconds of silence before the first line of a progress display, and between the next ones."""
+FIRST_LINE = 5.0
+"""Without a terminal: seconds of silence before the first line of a progress display."""
+NEXT_LINES = 30.0
+"""Without a terminal: seconds between its next lines."""
 NARROW = 16
 """Texts in the columns of tables are not wrapped to fewer characters."""
 _wrap = functools.partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
@@ -116,12 +118,15 @@ def screen_width(stream: Any) -> int | None:
 
 
 def fit(text: str, stream: Any) -> str:
-    """`text` wrapped to the width of the terminal: between words, but not in commands in backticks; in `name  text` the
-    text stays in its column."""
+    """`text` with lines that are longer than the terminal wrapped between words, but not in commands in backticks.
+
+    The head of a line is its indentation, and a name if two or more spaces follow. The text after it keeps its column.
+    """
     if (width := screen_width(stream)) is None:
         return text
+    unbreakable = re.sub("`[^`\n]*`", lambda command: command[0].replace(" ", "\0"), text)
     lines = []
-    for line in re.sub("`[^`\n]*`", lambda command: command[0].replace(" ", "\0"), text).split("\n"):
+    for line in unbreakable.split("\n"):
         body = re.sub(rf"^ *(\S.{{,{width // 2}}}? {{2,}}(?=\S))?", "", line)
         head = line.removesuffix(body)
         wrapped = _wrap(body, width, initial_indent=head, subsequent_indent=" " * len(head))
@@ -179,17 +184,24 @@ def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False, opti
 
 
 def _fit_columns(cells: Sequence[dict[str, str]], optional: Sequence[str], width: int) -> dict[str, int]:
-    """The columns that fit side by side, and their widths."""
+    """The columns that fit side by side, and their widths; `cells[0]` are the names.
+
+    The narrowest column that is allowed has each word, and each text of up to NARROW characters, on one line.
+    """
     widths = {name: max(len(row[name]) for row in cells) for name in cells[0]}
     words = {name: max(len(word) for row in cells for word in ["", *row[name].split()]) for name in cells[0]}
-    words = {name: max(size, *(min(len(row[name]), NARROW) for row in cells[1:])) for name, size in words.items()}
+    narrowest = {name: max(size, *(min(len(row[name]), NARROW) for row in cells[1:])) for name, size in words.items()}
+
+    def fits(sizes: Collection[int]) -> bool:
+        return sum(sizes) + 2 * (len(sizes) - 1) <= width  # with two spaces between columns
+
     for name in optional:
-        if sum(widths.values()) + 2 * len(widths) - 2 > width:
+        if not fits(widths.values()):
             widths.pop(name, None)
-    while sum(words[name] + 2 for name in widths) - 2 > width and len(widths) > 1:
+    while not fits([narrowest[name] for name in widths]) and len(widths) > 1:
         widths.popitem()
-    while sum(widths.values()) + 2 * len(widths) - 2 > width and any(widths[name] > words[name] for name in widths):
-        widths[max(widths, key=lambda name: (widths[name] > words[name], widths[name]))] -= 1
+    while not fits(widths.values()) and (wider := [name for name in widths if widths[name] > narrowest[name]]):
+        widths[max(wider, key=lambda name: widths[name])] -= 1
     return widths
 
 

@@ -17,9 +17,10 @@ Pixels = Annotated[int, Ge(1), Le(2**16)]
 """The side of an image."""
 Size = Pixels | tuple[Pixels, Pixels]
 """The side of a square, or (height, width)."""
-MAX_ZOOM, MAX_RESIZE = 48, 4096
-"""The largest `resize`: in sides of the image that is cut from it (timm's rounding of small sizes gives 43), and in
-pixels, unless that image is more than half of it. The resized image is at most 200 MB, in float32."""
+MAX_ZOOM = 48
+"""The largest `resize`, in sides of the image that is cut from it; timm's rounding of small sizes gives 43."""
+MAX_RESIZE = 4096
+"""The largest `resize` in pixels, 200 MB in float32; a larger one is at most twice the image that is cut from it."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
 
 
@@ -58,34 +59,39 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        sides = () if self.image_size is None else pair(self.image_size)
-        cropped = sides if self.crop_size is None else pair(self.crop_size)
         if self.range is not None:
             check_range(self.range)
-        if self.resize is not None and cropped and self.resize < max(cropped):
-            raise UserError(
-                f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
-                f"from it"
-            )
-        largest = min(MAX_ZOOM * min(cropped), max(MAX_RESIZE, 2 * max(cropped))) if cropped else None
-        if self.resize is not None and largest is not None and self.resize > largest:
-            raise UserError(
-                f"resize={self.resize} is more than {largest} for image_size={self.crop_size or self.image_size}: "
-                f"nearly nothing of an image would be left. Give a smaller one."
-            )
+        self._check_sizes()
+        self._check_interpolation()
+
+    def _check_sizes(self) -> None:
+        sides = () if self.image_size is None else pair(self.image_size)
+        cropped = sides if self.crop_size is None else pair(self.crop_size)
+        if self.resize is not None and cropped:
+            given = f"image_size={self.crop_size or self.image_size}"
+            if self.resize < max(cropped):
+                raise UserError(f"resize={self.resize} must be at least {given}, which is cut from it")
+            largest = min(MAX_ZOOM * min(cropped), max(MAX_RESIZE, 2 * max(cropped)))
+            if self.resize > largest:
+                raise UserError(
+                    f"resize={self.resize} is more than {largest} for {given}: nearly nothing of an image would be "
+                    f"left. Give a smaller one."
+                )
         if self.crop_size is not None and (not sides or self.is_google or any(map(int.__lt__, cropped, sides))):
             raise UserError(
                 f"crop_size={self.crop_size} with image_size={self.image_size}, antialias={self.antialias} and "
                 f"interpolation={self.interpolation!r}; allowed: at least image_size, and not with Google's resizing."
             )
-        center = self.resize is not None and self.keep_aspect
-        if not self.antialias and (self.interpolation != "bilinear" or center):
+
+    def _check_interpolation(self) -> None:
+        crops_center = self.resize is not None and self.keep_aspect
+        if not self.antialias and (self.interpolation != "bilinear" or crops_center):
             raise UserError(
                 f"antialias=False with interpolation={self.interpolation!r}, resize={self.resize} and keep_aspect="
                 f"{self.keep_aspect}: without antialiasing an image is squashed, bilinearly. Give antialias=True, or "
                 f"interpolation='area' for Google's center crop."
             )
-        if self.interpolation == "area" and not center:
+        if self.interpolation == "area" and not crops_center:
             raise UserError("interpolation='area' is Google's for a center crop; give resize and keep_aspect=True.")
 
     @classmethod

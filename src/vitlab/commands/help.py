@@ -58,12 +58,15 @@ COLUMN = 28
 
 
 class Flag(NamedTuple):
-    """A line of the help. The `name` of a positional argument is its metavar."""
+    """A line of the help."""
 
     name: str
+    """`--optim.lr`; of a positional argument its metavar."""
     metavar: str
+    """The values that it takes, as `_metavar` returns them; empty for a positional argument."""
     text: str
     default: Any
+    """In words, as `_format_default` returns them; of a positional argument the value."""
 
 
 def overview() -> str:
@@ -120,21 +123,22 @@ def _row(flag: Flag, whole_text: bool) -> str:
 
 
 def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
-    """The arguments of a command but `config`; those in a dataclass have its name as prefix, unless tyro's is empty."""
+    """The arguments of a command but `config`. A field that is a dataclass stands for its own fields: `--assume.pool`,
+    or `--pool` where tyro's name of the field is empty."""
     hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
-        marks = getattr(hint, "__metadata__", ())
+        marks = getattr(hint, "__metadata__", ())  # of Annotated
         if field.name == "config" or tyro.conf.Suppress in marks:
             continue
+        bare_type = typing.get_args(hint)[0] if marks else hint
         arg: Any = next((mark for mark in marks if hasattr(mark, "metavar")), tyro.conf.arg())
         text = arg.help or texts.get(field.name, "")
         metavar = arg.metavar or _metavar(hint)
         default = None if field.default is dataclasses.MISSING else field.default
-        inner = typing.get_args(hint)[0] if marks else hint
-        if dataclasses.is_dataclass(inner):
-            yield from _command_flags(inner, "" if arg.name == "" else f"{field.name}.")
+        if dataclasses.is_dataclass(bare_type):
+            yield from _command_flags(bare_type, "" if arg.name == "" else f"{field.name}.")
         elif tyro.conf.Positional in marks:
             yield Flag(metavar, "", text, default)
         else:

@@ -85,6 +85,7 @@ def unwrap_vit(model: nn.Module) -> ViT:
 
 
 def _layers(model: ViT) -> list[tuple[str, Attention, Axis]]:
+    """Name, attention, and what its softmax is over, of each layer, lowest first."""
     layers: list[tuple[str, Attention, Axis]] = []
     for number, block in enumerate(map(unwrap_module, model.blocks), start=1):
         if isinstance(block, AxialBlock):
@@ -113,20 +114,26 @@ def _images_per_chunk(maps: Float[Tensor, "B k T S"]) -> int:
 def _over_all_tokens(
     lines: Float[Tensor, "Bn k s s"], axis: Axis, grid: tuple[int, int], prefix: int
 ) -> Float[Tensor, "B k T T"]:
-    """The maps of all rows (or columns) of each image, each with its copy of the prefix in front, as one map."""
-    rows, count = axis == "rows", grid[0] if axis == "rows" else grid[1]
+    """The maps of the n lines (rows, or columns) of each image as one map: 0 between patches of different lines.
+
+    The s tokens of a line are its copy of the prefix, p tokens, and its l patches.
+    """
+
+    def by_line(part: Tensor, dim: int) -> Tensor:
+        """A view of a part of `full`: at `dim`, for a patch, its line and its position in the line."""
+        cells = part.unflatten(dim, grid)
+        return cells if axis == "rows" else cells.transpose(dim, dim + 1)
+
+    count = grid[0] if axis == "rows" else grid[1]
     lines = lines.unflatten(0, (-1, count)).transpose(1, 2)  # [B, k, n, s, s]
     tokens = prefix + grid[0] * grid[1]
     full = lines.new_zeros(*lines.shape[:2], tokens, tokens)
-    # Views of the parts of `full` in which a patch is indexed by row and column.
-    patches = full[:, :, prefix:, prefix:].unflatten(3, grid).unflatten(2, grid)
-    within = patches.diagonal(dim1=2, dim2=4) if rows else patches.diagonal(dim1=3, dim2=5)  # [B, k, s, s, n]
+    patches = by_line(by_line(full[:, :, prefix:, prefix:], 3), 2)  # [B, k, n, l, n, l]
+    within = patches.diagonal(dim1=2, dim2=4)  # [B, k, l, l, n]
     within.copy_(lines[..., prefix:, prefix:].movedim(2, -1))
-    to_prefix = lines[..., prefix:, :prefix]
-    full[:, :, prefix:, :prefix].unflatten(2, grid).copy_(to_prefix if rows else to_prefix.transpose(2, 3))
+    by_line(full[:, :, prefix:, :prefix], 2).copy_(lines[..., prefix:, :prefix])
     of_prefix = lines[..., :prefix, :].movedim(2, 3) / count  # [B, k, p, n, s]
-    to_patches = of_prefix[..., prefix:]
-    full[:, :, :prefix, prefix:].unflatten(3, grid).copy_(to_patches if rows else to_patches.transpose(3, 4))
+    by_line(full[:, :, :prefix, prefix:], 3).copy_(of_prefix[..., prefix:])
     full[:, :, :prefix, :prefix] = of_prefix[..., :prefix].sum(dim=3)
     return full
 

@@ -19,12 +19,16 @@ from vitlab.panels import Panel, Series, front
 
 FRONT = "Pareto front"
 MARKERS = "osD^vPX*"
-WIDTHS, HEIGHT = {1: 500, 2: 405, 3: 345}, 310
-"""Width of a panel in CSS pixels, by the number of panels in a row; its height."""
+WIDTHS = {1: 500, 2: 405, 3: 345}
+"""Width of a panel in CSS pixels, by the number of panels in a row."""
+HEIGHT = 310
+"""Height of a panel in CSS pixels."""
 CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
-"""Of a point, where a note may be, as signs of x and y; the first is preferred."""
-CHARACTER, TITLE_CHARACTER = 6.5, 8.2
-"""Approximate width of a character of small print and of a title, in CSS pixels."""
+"""Where a note may be, seen from its point, as signs of x and y; the first is preferred."""
+CHARACTER = 6.5
+"""Approximate width of a character of small print, in CSS pixels."""
+TITLE_CHARACTER = 8.2
+"""The same of a title."""
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -99,27 +103,32 @@ def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: in
     size = np.array([width, HEIGHT - 80])
     points = [point for series in panel.series for point in zip(series.x, series.y, strict=True)]
     to_axes = axes.transData - axes.transAxes
-    centers, stairs = to_axes.transform(points) * size, np.empty((0, 2))
+    centers, stairs = to_axes.transform(points) * size, np.empty((0, 2))  # in pixels of the axes, as all below
     if panel.front and (best := front(points)):
-        corners = (to_axes.transform(best) * size).repeat(2, axis=0)
-        corners = np.stack([corners[1:, 0], corners[:-1, 1]], axis=1)
-        stairs = np.linspace(corners[:-1], corners[1:], 30).reshape(-1, 2)
+        stairs = _stairs(to_axes.transform(best) * size)
     notes = [(note, series.name) for series in panel.series for note in series.notes or [""] * len(series.x)]
     covered = [*centers]
     for (note, name), point, center in zip(notes, points, centers, strict=True):
         if not note:
             continue
-        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])
+        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])  # half the width and height of the note
         middles = [center + np.array(corner) * (half + 4) for corner in CORNERS]
         inside = [(np.abs(middle - size / 2) <= size / 2 - half).all() for middle in middles]
         hits = [sum((np.abs(middle - other) < half + 4).all() for other in covered) for middle in middles]
         crossed = [(np.abs(middle - stairs) < half).all(axis=1).any() for middle in middles]
-        chosen = int(np.argmin(np.array(hits) + crossed - inside))
+        chosen = int(np.argmin(np.array(hits) + crossed - inside))  # outside of the axes counts as a hit
         right, up = CORNERS[chosen]
         covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]
         style: dict[str, Any] = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
         style |= {"color": handles[name].get_color(), "size": 8.5, "zorder": 4}
         axes.annotate(note, point, (4 * right, 3 * up), textcoords="offset points", **style)
+
+
+def _stairs(best: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "m 2"]:
+    """Close points on the line of the front: from each of its points right to below the next one, then up to that."""
+    twice = best.repeat(2, axis=0)
+    corners = np.stack([twice[1:, 0], twice[:-1, 1]], axis=1)
+    return np.linspace(corners[:-1], corners[1:], 30).reshape(-1, 2)
 
 
 def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float, float]]:

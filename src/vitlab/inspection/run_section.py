@@ -89,8 +89,9 @@ def run_section(
 
 def describe_choices(job: Path) -> list[str]:
     """Sentences: which settings neither the recipe nor the user chose, and what a time budget left out."""
-    chosen = [(why, f"{name} {value}") for name, value, why in read_json(job / "config.json").get("reasons", ())]
-    by_reason = itertools.groupby([row for row in chosen if row[0] != RECIPE], key=lambda row: row[0])
+    reasons = read_json(job / "config.json").get("reasons", ())
+    chosen = [(why, f"{name} {value}") for name, value, why in reasons if why != RECIPE]
+    by_reason = itertools.groupby(chosen, key=lambda row: row[0])
     parts = [f"by {why}: {', '.join(setting for _, setting in rows)}" for why, rows in by_reason]
     sentences = [f"Settings chosen {'; '.join(parts)}."] if parts else []
     decisions = read_json(job / PLAN)["decisions"] if (job / PLAN).is_file() else {}
@@ -116,12 +117,12 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
 def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[PageImage] | None, bool]:
     """The test images that were predicted wrongly, the worst first, and whether each is next to its attention.
 
-    The first is None where all images are missing. Raises UserError where the data set is missing.
+    None in place of the images where all of them are missing. Raises UserError where the data set is missing.
     """
     rows = _wrong_rows(run.test)[:MAX_SHOWN]
     images = run.preprocessed(rows)
     if not images:
-        return None if len(rows) else [], False
+        return (None if len(rows) else []), False
     pairs = None if device is None else _pair_with_attention(run.folder, list(images.values()), device)
     shown = pairs or [fit(image, 192) for image in images.values()]
     width = 280 if pairs else 96
@@ -134,8 +135,10 @@ def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[Page
 
 
 def _wrong_rows(test: Evaluation) -> Int[np.ndarray, " n"]:
-    """Rows of the wrong predictions, the most confident first; with several labels, of the images with a wrong label:
-    those with the most wrong labels first, then those with the highest loss."""
+    """Rows of the wrong predictions, the most confident first.
+
+    With several labels: of the images with a wrong label, first by their number, then by loss, the highest first.
+    """
     if test.predicted_sets is None:
         wrong = np.flatnonzero(~test.correct)
         return wrong[np.argsort(-test.confidences[wrong], kind="stable")]

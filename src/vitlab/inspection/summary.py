@@ -30,7 +30,7 @@ class Summary(NamedTuple):
     verdict: str
     """How well the model predicts, whether it was fine-tuned, and which classes are confused most."""
     facts: dict[str, str]
-    """What to type next, when and by which command the run was made, and from which checkpoint."""
+    """What to type next; the run's date, checkpoint and command."""
 
 
 def summarize(run: Run, checkpoint: str | Path) -> Summary:
@@ -59,20 +59,28 @@ def _describe_test(run: Run) -> str:
     low, high = accuracy_interval(correct, images)
     text = f"{correct:,} of {images:,} test images are right: {correct / images:.1%} "
     text += f"(95% interval {low:.1%} to {high:.1%})."
-    few = f" These are too few to tell: the interval is wider than {100 * MAX_INTERVAL:.0f} points."
-    return text + few * (high - low > MAX_INTERVAL)
+    if high - low > MAX_INTERVAL:
+        text += f" These are too few to tell: the interval is wider than {100 * MAX_INTERVAL:.0f} points."
+    return text
 
 
 def _describe_finetuning(run: Run) -> str:
-    """Of the result of a job with a least-squares head: whether it is this head, and why; else empty."""
-    job, result = run.job, _read(run.job / "result.json")
-    linear = result.get("linear")
+    """Whether the model that a job has chosen was fine-tuned, or is the least-squares head; empty for other runs."""
+    result = _read(run.job / "result.json")
     if result.get("chosen") != run.folder.name:
         return ""
-    if result["chosen"] != "linear":
-        metric = "mean_average_precision" if linear and "mean_average_precision" in linear else "accuracy"
-        alone = f"; {metric.replace('_', ' ')} of its least-squares head alone: {linear[metric]:.1%}" if linear else ""
-        return f"It was fine-tuned{alone}."
+    if result["chosen"] == "linear":
+        return _why_linear(run.job, result)
+    linear = result.get("linear")
+    if not linear:
+        return "It was fine-tuned."
+    metric = "mean_average_precision" if "mean_average_precision" in linear else "accuracy"
+    alone = f"{metric.replace('_', ' ')} of its least-squares head alone: {linear[metric]:.1%}"
+    return f"It was fine-tuned; {alone}."
+
+
+def _why_linear(job: Path, result: dict[str, Any]) -> str:
+    """Why the model of a job is its least-squares head alone."""
     if result["sweep"]:
         return "Fine-tuning did not lower the loss of held-out images: the model is the least-squares head."
     for line in _read(job / PLAN).get("left_out", ()):

@@ -48,8 +48,8 @@ def variants(scale: Scale) -> list[StudyRun]:
         masked, after = _small()
         others = {}
     pretrained = {name: changed(masked, masking=masking) for name, masking in VARIANTS.items()} | others
-    finetuned = {name: (after, name) for name in pretrained}
-    if scale != "paper":  # fresh weights in the shape of a pre-trained model
+    finetuned = {name: (after, name) for name in pretrained}  # each with the run that it starts from
+    if scale != "paper":  # from scratch is a fine-tuning that takes only the shape of the model of BEST
         from_scratch = changed(after, from_scratch=True)
         finetuned["scratch"] = (from_scratch, BEST)
         finetuned["scratch-zero"] = (changed(from_scratch, head_std=None), BEST)

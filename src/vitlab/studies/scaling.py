@@ -121,11 +121,11 @@ def _paper(run: PaperRun) -> TrainConfig:
 
 
 Points = Sequence[tuple[float, float]]
-"""(exaFLOPs, accuracy) of runs of a family."""
+"""(exaFLOPs, accuracy) of runs of a family. `means` are those of `runs`, in their order, in the mean over all seeds."""
 
 
 def select_front(runs: Points, means: Points) -> Points:
-    """The runs whose means over seeds are on the Pareto front. A choice for each seed would partly reward luck."""
+    """The runs whose means are on the Pareto front. A choice for each seed would partly reward luck."""
     best = front(means)
     return [run for run, mean in zip(runs, means, strict=True) if mean in best]
 
@@ -163,20 +163,21 @@ def _log_curve(runs: Points) -> tuple[list[float], list[float]]:
 
 
 def lead_of_largest(runs: Points, means: Points) -> float:
-    """The lead of the run with the most compute over the best run, by its mean, with at most half as much."""
+    """Accuracy of the run with most compute minus accuracy of the best run, by its mean, with at most half of it."""
     most = max(compute for compute, _ in runs)
     pairs = zip(runs, means, strict=True)
-    _, smaller = max((mean, accuracy) for (compute, accuracy), (_, mean) in pairs if compute <= most / 2)
-    return max(accuracy for compute, accuracy in runs if compute == most) - smaller
+    smaller = [(mean, accuracy) for (compute, accuracy), (_, mean) in pairs if compute <= most / 2]
+    return max(accuracy for compute, accuracy in runs if compute == most) - max(smaller)[1]
 
 
 def _measured(results: Results, kind: str) -> Points:
-    """Transfer accuracy of every model and length of a family, the mean over these seeds."""
+    """Transfer accuracy of every model and length of a family, the mean over the seeds of `results`."""
     groups = results.where(family=kind).groups("model", "length")
     return [(group.runs[0].exaflops, float(group.measure(transfer).mean())) for group in groups]
 
 
 def _measured_front(results: Results, kind: str) -> Points:
+    """Those of `_measured` whose means over all seeds of the study are on its front."""
     return select_front(_measured(results, kind), _measured(results.study, kind))
 
 
