@@ -27,6 +27,7 @@ install_import_hook("vitlab", "type_checks.when_called")
 # Otherwise each worker and each process that a test starts compiles torch and the tests anew: half a minute.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ.pop("COLUMNS", None)  # pytest's workers have one, and tables would be as narrow
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""

@@ -156,7 +156,7 @@ def test_sliders_work_by_keyboard_and_describe_the_map(opened: Any) -> None:
     press(Keys.TAB)
     assert press(Keys.END).get_attribute("aria-valuetext") == "head 2"
     assert caption(opened) == (
-        "Layer 2, head 2: highest at patch row 4 of 4, column 6 of 6, with 60 % of it. "
+        "Layer 2, head 2: highest at patch row 4 of 4, column 6 of 6, with 60.0% of it. "
         "Patches gather from 3.0 pixels away on average."
     )
     outline = opened.execute_script("return getComputedStyle(document.activeElement).outlineStyle")
