@@ -30,8 +30,9 @@ HeadLoss = Callable[[FinetuneConfig, int], float]
 def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_loss: HeadLoss | None = None) -> Plan:
     """The plan for the seconds that are `left()`. Measuring itself uses at most MEASURED_FRACTION of the budget.
 
-    No size above the best of COMPARED_SIZES by `head_loss` is taken: small images may be harder to classify when they
-    are enlarged. Raises UserError as `choose` does.
+    A first plan takes the largest size that fits. Then sizes up to the largest for the head alone are compared by
+    `head_loss`, and the last plan takes none above the best: small images may be harder to classify when they are
+    enlarged. Raises UserError as `choose` does.
     """
     sizes = task.sizes()
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
@@ -40,10 +41,10 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     if head_loss is None or "runs" not in task.open_settings or len(sizes) == 1:
         return plan
     head_alone = replace(task, config=head_only(task.config))
-    largest = choose(head_alone, costs.nearest, costs.available()).config
+    largest = choose(head_alone, costs.cost_of, costs.available()).config
     if largest.data.subset_fraction != task.config.data.subset_fraction:  # too little time even for the smallest size
         return plan
-    best = _best_side(task, largest, costs.nearest, costs.available(), head_loss)
+    best = _best_side(task, largest, costs.cost_of, costs.available(), head_loss)
     return costs.choose_and_measure(replace(task, largest=best))
 
 
@@ -64,7 +65,7 @@ def _best_side(
     available: float,
     head_loss: HeadLoss,
 ) -> int:
-    """The image side of least `head_loss`, of COMPARED_SIZES; the side of `largest` if the time does not suffice.
+    """The image side of least `head_loss` among COMPARED_SIZES; the side of `largest` if the time does not suffice.
 
     Comparing takes at most COMPARED_FRACTION of the `available` seconds.
     """
@@ -72,9 +73,9 @@ def _best_side(
     for fraction in COMPARED_SIZES:
         config = min(task.sizes(), key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
-    one_image = sum(cost_of(config).represent(config.model) for config in compared.values())
+    image_seconds = sum(cost_of(config).represent(config.model) for config in compared.values())  # at all sizes
     needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
-    count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / one_image))
+    count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / image_seconds))
     if len(compared) == 1 or count < needed:
         return side(largest)
     losses = {pixels: head_loss(config, count) for pixels, config in compared.items()}
@@ -87,8 +88,8 @@ class _Costs:
 
     measure: Measure
     left: Callable[[], float]
-    end: float
-    """Seconds left at which measuring stops."""
+    reserved: float
+    """Seconds of the budget that measuring must leave."""
     by_side: dict[int, ImageCost] = field(default_factory=dict)
     """Longer image side -> cost."""
     timed: set[int] = field(default_factory=set)
@@ -98,16 +99,16 @@ class _Costs:
         """The best plan: measures at its image size and plans again, until that is measured or the time is over."""
         while True:
             try:
-                plan = choose(task, self.nearest, self.available())
-            except UserError:  # too little time by the cost at another size: that at the smallest may be lower
+                plan = choose(task, self.cost_of, self.available())
+            except UserError:  # too little time by the cost at another size: measured at the smallest it may be lower
                 if not self.measure_if_time(task.sizes()[-1]):
                     raise
                 continue
             if not self.measure_if_time(plan.config):
                 return plan
 
-    def nearest(self, config: FinetuneConfig) -> ImageCost:
-        """The cost at the nearest size."""
+    def cost_of(self, config: FinetuneConfig) -> ImageCost:
+        """The cost that was measured at the nearest size."""
         return self.by_side[min(self.by_side, key=lambda known: abs(known - side(config)))]
 
     def available(self) -> float:
@@ -120,10 +121,10 @@ class _Costs:
         self.timed |= {side(config)} if train else set()
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
-        """Measures at the size of `config` what is not measured yet and fits; returns False if that is nothing."""
+        """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
         if self._step_is_missing_and_fits(config):
             self.measure_at(config, train=True)
-        elif side(config) not in self.by_side and self.left() >= self.end:
+        elif side(config) not in self.by_side and self.left() >= self.reserved:
             self.measure_at(config, train=False)
         else:
             return False
@@ -133,5 +134,5 @@ class _Costs:
         """Whether a training step at this size is not timed yet, and there is time for it."""
         if not config.runs or side(config) in self.timed:
             return False
-        seconds = timing_seconds(config, self.nearest(config).train(config.model))
-        return self.left() - seconds >= self.end
+        seconds = timing_seconds(config, self.cost_of(config).train(config.model))
+        return self.left() - seconds >= self.reserved

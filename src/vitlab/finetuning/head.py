@@ -49,12 +49,12 @@ class HeadFitter:
     def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for `plain` and these augmented `views` of it: for all images, or for those with these `indices`.
 
-        If some images are of the user's own val, l2 and scale are chosen on it. `indices` are then those outside val:
-        the choice is made with val, and the weights are fitted without it.
+        If some images are of the user's own val, l2 and scale are chosen on val. `indices` are then those outside val:
+        val takes part in this choice alone, and the weights are fitted without it.
         """
         train, world = self.job.splits.train, self.job.context.world
         without_val = indices is not None and has_val(train)
-        rows = self.choose_rows(None if without_val else indices)
+        rows = self.choose_rows(None if without_val else indices)  # all of them, to choose on val
         x = np.stack([features.x[rows] for features in (self.plain, *views)])
         labels = _labels(train, self.plain.indices[rows])
         groups = left_out_groups(train, self.plain.indices[rows])
@@ -107,21 +107,24 @@ class HeadTest:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """The result of the stage."""
+    """The result of the stage: two heads for all training images, and the same two for a run on a part of them.
+
+    Runs start from the head without views (`plain_head`, `fit_start`), because fine-tuning learns more from crops that
+    the head has not seen. The head with views (`head`, `fit_result`) is tested, and averaged with the trained models.
+    """
 
     fitter: HeadFitter
     augmentation: DataConfig
     """The job's `data`, without the augmentation that makes the head worse."""
     views: Sequence[Features]
-    """Augmented views that `head` is fitted to besides the plain representations."""
+    """Augmented views that `head` is fitted to besides the plain representations; empty if they make it worse."""
     plain_head: LinearHead
     """The head for all images without views."""
     head: LinearHead
     """The head for all images with `views`."""
 
     def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        """Where a run on these training images (default: all) starts from: a head without views, because fine-tuning
-        learns more from crops that the head has not seen."""
+        """The head for these training images (default: all), without views."""
         return self.plain_head if indices is None else self.fitter.fit(indices=indices)
 
     def fit_result(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
@@ -186,9 +189,9 @@ class FittedHead:
 def fit_head(job: FinetuneJob) -> FittedHead:
     """Computes the representations, chooses the augmentation and fits the head; this may take minutes.
 
-    Augmentation may change a label: a mirrored digit is another symbol. Of three, all of it, the same without flips,
-    and none, training takes that with the lowest leave-one-out loss of the head with one view. The head takes up to
-    `head_views` views, if they lower its loss.
+    Augmentation may change a label: a mirrored digit is another symbol. So training takes all of it, all but flips, or
+    none: what gives the head with one view the lowest leave-one-out loss. The head takes up to `head_views` views, if
+    they lower its loss.
     """
     checkpoint = FrozenCheckpoint.load(job)
     plain = checkpoint.compute_plain()

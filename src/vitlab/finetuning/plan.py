@@ -30,7 +30,7 @@ from vitlab.train.clock import PLANNED_FRACTION
 
 MIN_PATCHES = 6
 """Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
-that of 918 with 6."""
+the head of 918 with 6."""
 MIN_EPOCHS = 3.0
 """With fewer passes over the training images fine-tuning is left out."""
 MAX_EPOCHS = 50.0
@@ -66,18 +66,18 @@ class Task:
     """Largest image side."""
 
     def sizes(self) -> list[FinetuneConfig]:
-        """The config at its image size and at smaller ones, one patch after the other."""
+        """The config at each image size to choose from: its own, then smaller ones, one patch after the other."""
         config, model = self.config, self.config.model
         if not isinstance(model, ViTConfig) or "model.image_size" not in self.open_settings:
             return [config]
-        sizes = [config]
+        configs = [config]
         for patches in range(max(model.grid) - 1, MIN_PATCHES - 1, -1):
             height, width = (max(round(patches / max(model.grid) * side), 1) * model.stride for side in model.grid)
             size = height if height == width else (height, width)
             scaled = config.data.preprocessing(model.image_size).at(size)
             data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
-            sizes.append(replace(config, model=replace(model, image_size=size), data=data))
-        return [size for size in sizes if side(size) <= self.largest] or sizes[-1:]
+            configs.append(replace(config, model=replace(model, image_size=size), data=data))
+        return [config for config in configs if side(config) <= self.largest] or configs[-1:]
 
     def plan(self, config: FinetuneConfig, cost: ImageCost) -> Plan:
         """The plan for `config`, with the largest report that its part of the budget allows."""
@@ -87,52 +87,27 @@ class Task:
 
 
 def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available: float) -> Plan:
-    """The best plan for the `available` seconds: the first of the module's docstring that fits.
+    """The best plan for the `available` seconds: the first that fits of the four in the module's docstring.
 
     Raises UserError if the settings that are not open forbid all.
     """
 
-    def largest(configs: Sequence[FinetuneConfig]) -> Plan | None:
+    def first_that_fits(configs: Sequence[FinetuneConfig]) -> Plan | None:
         plans = (_plan_that_fits(task, task.plan(config, cost_of(config)), available) for config in configs)
         return next((plan for plan in plans if plan is not None), None)
 
-    sizes = task.sizes()
-    head = largest([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
-    smallest = MIN_FRACTION * side(head.config) if head else 0.0
+    sizes = task.sizes()  # the largest first
+    head_plan = first_that_fits([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
+    smallest = MIN_FRACTION * side(head_plan.config) if head_plan else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
-    plan = largest(tuned)  # 1
+    plan = first_that_fits(tuned)  # 1
     if plan is None and "refit" in task.open_settings and task.config.runs:
-        plan = largest([replace(config, refit=False) for config in tuned])  # 2
+        plan = first_that_fits([replace(config, refit=False) for config in tuned])  # 2
     if plan is None:
-        plan = head  # 3
+        plan = head_plan  # 3
     if plan is None:
         plan = _plan_of_fewer_images(task, cost_of, available)  # 4
     return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, {*task.open_settings} - {"refit"}))
-
-
-def left_out(task: Task, plan: Plan) -> Iterator[str]:
-    """What the plan leaves out, and the shortest of BUDGETS that includes it."""
-
-    def budget_for(includes: Callable[[Plan], bool]) -> str:
-        for minutes in BUDGETS:
-            larger = replace(task, budget=60 * minutes)
-            if larger.budget <= task.budget:
-                continue
-            with contextlib.suppress(UserError):
-                if includes(choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)):
-                    return f"; --budget {minutes}m includes it"
-        return ""
-
-    whole = task.config.data.subset_fraction
-    part = plan.config.data.subset_fraction
-    if part != whole:
-        text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
-        yield text + budget_for(lambda longer: longer.config.data.subset_fraction == whole)
-    if not plan.config.runs and task.config.runs:
-        yield "left out: fine-tuning after the least-squares head" + budget_for(lambda longer: longer.config.runs > 0)
-    if plan.report != "whole" and plan.config.head:
-        parts = "the report" if plan.report == "none" else "near-duplicates and files of the figures, in the report"
-        yield f"left out: {parts}" + budget_for(lambda longer: longer.report == "whole")
 
 
 def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
@@ -141,29 +116,32 @@ def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
     if fitting is None or not fitting.config.runs:
         return fitting
     config = fitting.config
-    steps = _fitting_steps(fitting, available)
+    steps = _most_steps(fitting, available)
     if steps < _fewest_steps(config, task):
         return None
     return replace(fitting, config=with_steps(config, min(steps, _steps(config, task.images, MAX_EPOCHS))))
 
 
 def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
-    """The plan with the most augmented views with which the least-squares head takes its part of the time, or less;
-    None if it takes longer with the fewest."""
+    """The plan with the most augmented views that fit; None if the fewest do not.
+
+    They fit if the least-squares head and its test take at most the time that reading and the report leave. If
+    fine-tuning follows, they may take MAX_HEAD_FRACTION of it.
+    """
     config = plan.config
     limit = available - plan.stage("read") - plan.stage("report")
     if config.runs:
         limit *= MAX_HEAD_FRACTION
     for views in VIEWS if "head_views" in task.open_settings else (config.head_views,):
         candidate = replace(plan, config=replace(config, head_views=views))
-        one_test = candidate.stage("test") / (config.runs + 1)  # the head is tested, too
-        if (candidate.stage("head") + one_test if config.head else 0.0) <= limit:
+        head_test = candidate.stage("test") / (config.runs + 1)  # the stage tests every run and the head
+        if (candidate.stage("head") + head_test if config.head else 0.0) <= limit:
             return candidate
     return None
 
 
-def _fitting_steps(plan: Plan, available: float) -> int:
-    """Steps of a run with which the plan takes the `available` seconds, which are linear in them; 0 if none fits."""
+def _most_steps(plan: Plan, available: float) -> int:
+    """The most steps of a run that fit into the `available` seconds; 0 if none fits. Each step adds the same time."""
     one, many = (replace(plan, config=with_steps(plan.config, steps)).seconds for steps in (1, 10_001))
     return 1 + int(1e4 * (available - one) / (many - one)) if one <= available else 0
 
@@ -174,8 +152,8 @@ def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
 
 
 def _fewest_steps(config: FinetuneConfig, task: Task) -> int:
-    """The fewest steps of a run: those of REFIT_EPOCHS if a refit is open, otherwise of MIN_EPOCHS. Without a refit
-    ENOUGH_STEPS suffice."""
+    """The fewest steps of a run. With a refit: REFIT_EPOCHS if it could be left out, otherwise MIN_EPOCHS. Without one:
+    MIN_EPOCHS, or ENOUGH_STEPS if these are fewer."""
     if config.refit:
         return _steps(config, task.images, REFIT_EPOCHS if "refit" in task.open_settings else MIN_EPOCHS)
     return min(_steps(config, task.images, MIN_EPOCHS), ENOUGH_STEPS)
@@ -220,6 +198,31 @@ def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageC
     fraction = math.floor(1e6 * (config.data.subset_fraction or 1) * train / images.train) / 1e6
     config = replace(config, data=replace(config.data, subset_fraction=fraction))
     return replace(plan, config=config, images=images._replace(train=train))
+
+
+def left_out(task: Task, plan: Plan) -> Iterator[str]:
+    """What the plan leaves out, and the shortest of BUDGETS that includes it."""
+
+    def budget_for(includes: Callable[[Plan], bool]) -> str:
+        for minutes in BUDGETS:
+            larger = replace(task, budget=60 * minutes)
+            if larger.budget <= task.budget:
+                continue
+            with contextlib.suppress(UserError):
+                if includes(choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)):
+                    return f"; --budget {minutes}m includes it"
+        return ""
+
+    whole = task.config.data.subset_fraction
+    part = plan.config.data.subset_fraction
+    if part != whole:
+        text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
+        yield text + budget_for(lambda longer: longer.config.data.subset_fraction == whole)
+    if not plan.config.runs and task.config.runs:
+        yield "left out: fine-tuning after the least-squares head" + budget_for(lambda longer: longer.config.runs > 0)
+    if plan.report != "whole" and plan.config.head:
+        parts = "the report" if plan.report == "none" else "near-duplicates and files of the figures, in the report"
+        yield f"left out: {parts}" + budget_for(lambda longer: longer.report == "whole")
 
 
 def side(config: FinetuneConfig) -> int:

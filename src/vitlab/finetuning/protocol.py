@@ -66,15 +66,15 @@ def sweep_and_finetune(
     """The whole protocol (App. B.1.1): tries `config.learning_rates`, trains on all of train, tests once for each run.
 
     The sweep is in `workdir`/sweep/lr-RATE, the runs in `workdir`/run-0, run-1, ... The model of run-0 (not the best by
-    test accuracy) is also saved to `workdir`/model. A single run without a sweep writes to `workdir` directly.
-    `interpolation` of position embeddings overrides the checkpoint's own. With `config.data.on_error="skip"`
-    unreadable images are skipped and listed in the result. The same call resumes what was interrupted.
+    test accuracy) is also saved to `workdir`/model. A single run without a sweep writes to `workdir` directly. With
+    `config.head` the runs start from the least-squares head and are averaged with it, if that helps on the held-out
+    part; `workdir`/model is the better one. The head is also tested by itself, in `workdir`/linear.
 
-    With `config.head` the runs start from the least-squares head and are averaged with it, if that helps on the
-    held-out part; `workdir`/model is the better one. The head is also tested by itself, in `workdir`/linear.
-    open_settings: what `resolve` chooses by checkpoint, images and device, or the plan of a `budget`: seconds from
-    `started` (by `time.monotonic()`; default: now) to the end. config.json says why each has its value; an interrupted
-    job keeps them. Raises UserError for bad settings or data, and for a folder with other settings.
+    budget: seconds from `started` (by `time.monotonic()`; default: now) to the end. open_settings: what `resolve`
+    chooses by checkpoint, images and device, or the plan of a budget; config.json says why each has its value.
+    interpolation: of position embeddings, in place of the checkpoint's own. With `config.data.on_error="skip"`
+    unreadable images are skipped and listed in the result. The same call resumes an interrupted job, which keeps its
+    settings. Raises UserError for bad settings or data, and for a folder with other settings.
     """
     workdir = Path(workdir)
     open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
@@ -88,7 +88,7 @@ def sweep_and_finetune(
     saved = load_reasons(workdir, world)
 
     def resolve_by(facts: Facts, config: FinetuneConfig) -> Resolved[FinetuneConfig]:
-        """The settings by the known facts; an interrupted job keeps what it has `saved`."""
+        """The settings by what is known before, then after reading the images; a resumed job keeps what is `saved`."""
         return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget is not None)
 
     data, splits = _read_images(resolve_by(facts, config).config, workdir, log, world)
@@ -104,8 +104,7 @@ def sweep_and_finetune(
         job = _with_held_out(_without_unreadable(job))  # of fewer images
     _log_reasons(job)
     if not job.config.tried_rates and job.config.runs == 1 and job.config.head is None:
-        start = RunStart(job, head=None)
-        result = train_and_test(start, job.config.single(), workdir, settings={"reasons": job.reasons})
+        result = train_and_test(RunStart(job, None), job.config.single(), workdir, settings={"reasons": job.reasons})
     else:
         result = run_stages(job, workdir, lambda: _make_report(job, workdir, device))
     return Finetuned(job.config, result, workdir)
@@ -160,25 +159,13 @@ def _check_settings(config: FinetuneConfig, log: Log, world: World) -> None:
 def _with_held_out(job: FinetuneJob) -> FinetuneJob:
     """The job with the `held_out` that its training images allow.
 
-    If the user's own val is among them, this is held out. If they are too few to hold some out, and `runs` is open, the
-    job is the least-squares head alone. If `runs` is not open, UserError is raised.
+    If they are too few to hold some out, and `runs` is open, the job is the least-squares head alone. If `runs` is not
+    open, UserError is raised.
     """
-    config, train = job.config, job.splits.train
-    if not config.tried_rates:
+    if not job.config.tried_rates:
         return job
-    if (val := train.from_val) is not None and 0 < val.mean() < 1:
-        if config.head and "held_out" not in job.open_settings:
-            raise UserError(
-                f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
-                f"made on; leave it out, or leave val out with --data.train-split train."
-            )
-        held_out = min(val.mean(), MAX_HELD_OUT / len(val)) if config.head else val.mean()
-        if held_out != config.held_out:
-            job.log(
-                f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train"
-            )
-        config = dataclasses.replace(config, held_out=float(held_out))
-        job = job.decide("the user's val split", config)
+    job = _with_own_val(job)
+    config, train = job.config, job.splits.train
     if config.head is None or "runs" not in job.open_settings:
         hold_out(train, config.held_out, config.seed)  # raises UserError if a part is empty
     elif not all(map(len, hold_out_indices(train, config.held_out, config.seed))):
@@ -189,9 +176,28 @@ def _with_held_out(job: FinetuneJob) -> FinetuneJob:
     return job
 
 
+def _with_own_val(job: FinetuneJob) -> FinetuneJob:
+    """The job that holds out the user's own val, if it trains on train and val; with a head at most MAX_HELD_OUT."""
+    config, val = job.config, job.splits.train.from_val
+    if val is None or not 0 < val.mean() < 1:
+        return job
+    if config.head and "held_out" not in job.open_settings:
+        raise UserError(
+            f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
+            f"made on; leave it out, or leave val out with --data.train-split train."
+        )
+    held_out = min(val.mean(), MAX_HELD_OUT / len(val)) if config.head else val.mean()
+    if held_out != config.held_out:
+        job.log(f"choices are made on {round(held_out * len(val)):,} of the {val.sum():,} images of val, not of train")
+    return job.decide("the user's val split", dataclasses.replace(config, held_out=float(held_out)))
+
+
 def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> FinetuneJob:
-    """The job with the open settings that a plan chooses, for the time of the `clock` if there is one, and with the
-    measured micro-batch. An interrupted job keeps its plan; a finished one is not measured."""
+    """The job with the settings of its plan, its clock, and the measured micro-batch.
+
+    The plan fits the time of the `clock`, if there is one. An interrupted job keeps its plan; a finished one is not
+    measured.
+    """
     world = job.context.world
     is_resumed, is_finished = world.broadcast_object(
         lambda: [(workdir / name).exists() for name in ("config.json", "result.json")]
@@ -206,12 +212,12 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     if is_finished:
         return job
     plan = task.plan(job.config, measure(job.config, clock is None))
-    plan = dataclasses.replace(plan, images=Images(len(job.splits.train), len(job.splits.test)))
+    images = Images(len(job.splits.train), len(job.splits.test))  # fewer than in `task` if a budget leaves some out
+    plan = dataclasses.replace(plan, images=images)
     _log_plan(job, plan, clock, is_resumed)
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
-    return dataclasses.replace(
-        job, context=context, clock=JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
-    )
+    job_clock = JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
+    return dataclasses.replace(job, context=context, clock=job_clock)
 
 
 def _log_kept_plan(job: FinetuneJob, workdir: Path) -> None:

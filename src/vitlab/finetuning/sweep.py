@@ -113,7 +113,7 @@ class Sweep:
         with self.open_folder(path, config) as folder:
             if not folder.finished:
                 if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
-                    folder.corrupt.clear()
+                    folder.corrupt.clear()  # otherwise `train` raises
                 folder.write_result({HELD_OUT: self._train_and_evaluate(config, folder, limit)})
             if folder.writes:
                 shutil.rmtree(folder.checkpoints, ignore_errors=True)
@@ -143,27 +143,23 @@ class Sweep:
         except NonFiniteError as error:
             job.log(str(error))
             return None
-        if evaluation is None:
+        if evaluation is None:  # the training was over before
             evaluation = evaluate_split(config, model, splits.val, job.context.world)
-        record = {}
         head = None if self.start.head is None else self.start.head.create_classifier(rest)
+        alpha = 1.0
         if head is not None:
-            record["alpha"], evaluation = self._choose_alpha(config, head, model, evaluation)
+            alpha, evaluation = self._choose_alpha(config, head, model, evaluation)
         if not math.isfinite(evaluation.metrics()["loss"]):  # the last update may diverge
             return None
         if folder.writes and (job.clock.limited or not job.config.refit):  # it may be the final run
-            kept = model if head is None else average_weights(head, model, record["alpha"])
-            save_model(cast(Model, kept), folder.path / "model")
-        if evaluation.scores is not None:
-            record[THRESHOLDS] = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
-            evaluation = evaluation.with_thresholds(record[THRESHOLDS])
-        elif not splits.val.multi_label:
-            record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
-        return evaluation.record() | record
+            final = model if head is None else average_weights(head, model, alpha)
+            save_model(cast(Model, final), folder.path / "model")
+        record = _record_with_thresholds(evaluation, splits.val.multi_label)
+        return record if head is None else record | {"alpha": alpha}
 
     def _choose_alpha(self, config: TrainConfig, head: Model, model: nn.Module, evaluation: Any) -> tuple[float, Any]:
         """The weight of the trained `model` in its average with the head's, by the held-out loss, and the evaluation of
-        that average. `evaluation` is that of `model` itself, with the weight 1."""
+        that average. `evaluation` is of `model` itself, with the weight 1."""
         context = self.start.job.context
         dtype = frozen_dtype(config.precision, context.device)
         evaluations = {1.0: evaluation}
@@ -172,6 +168,17 @@ class Sweep:
             evaluations[alpha] = evaluate_split(config, average, self.splits.val, context.world)
         best = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
         return best, evaluations[best]
+
+
+def _record_with_thresholds(evaluation: Any, multi_label: bool) -> dict[str, Any]:
+    """The record of an evaluation on held-out images, and what it chooses: the threshold of each of several labels, or
+    the confidence below which a prediction is rejected."""
+    if evaluation.scores is not None:
+        thresholds = choose_thresholds(evaluation.multi_hot(evaluation.all_labels), evaluation.scores)
+        return evaluation.with_thresholds(thresholds).record() | {THRESHOLDS: thresholds}
+    if multi_label:  # too many scores to keep
+        return evaluation.record()
+    return evaluation.record() | {"reject_below": choose_rejection(evaluation.confidences, evaluation.correct)}
 
 
 def sweep_folder(workdir: Path, lr: float) -> Path:

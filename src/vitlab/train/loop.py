@@ -1,10 +1,10 @@
 """The training loop: every run of every model goes through `train` (Sec. 4.1).
 
 `_train_steps` is the loop: batch, step, log, save, evaluate. `_Run` below has what these words mean, and how a run
-resumes and stops. Batches and augmentation are pure functions of (seed, step, example), mixup and dropout of (seed,
-step, rank), so that a resumed run computes the same bits. Each rank computes its part of every batch, and all hold the
-same state after each step. Dropout masks and mixup partners therefore depend on the world size, dropout masks also on
-the micro-batch. `runs/run.py` calls `train`:
+resumes and stops. Each rank computes its part of every batch, and all hold the same state after each step. A resumed
+run computes the same bits: batches and augmentation are pure functions of (seed, step, example), mixup and dropout of
+(seed, step, rank). So mixup partners depend on the world size, dropout masks on the world size and the micro-batch.
+`runs/run.py` calls `train`:
 
     model = train(config, workdir, model, dataset, evaluate)
 """
@@ -70,9 +70,8 @@ def train(
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     config = dataclasses.replace(config, compile=resolve_compile(config, device, steps))
     state = create_state(config, model.to(device), device, world)
-    quiet = not world.is_rank_0
     with (
-        TrainProgress(description, steps, config.batch_size, quiet, dataset.multi_label) as progress,
+        TrainProgress(description, steps, config.batch_size, not world.is_rank_0, dataset.multi_label) as progress,
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
@@ -97,17 +96,19 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
         run.evaluate_model()
     while state.step < run.schedule.total:
         batch = run.next_batch(batches)
-        counts = (len(batch.indices), batch.skipped) if batch else (0, 0)
-        # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
-        fitting = run.schedule.fitting(state.step) if world.is_rank_0 else 0
-        stopping, num_images, skipped, fitting = world.all_reduce(run.stop.is_set(), *counts, fitting)
+        images, skipped = (len(batch.indices), batch.skipped) if batch else (0, 0)
+        fitting = run.schedule.fitting(state.step) if world.is_rank_0 else 0  # steps that fit, as rank 0 says
+        # From here on these are sums over all ranks, so that all stop at the same step. The host waits here, and in
+        # `should_continue` between micro-batches.
+        stopping, images, skipped, fitting = world.all_reduce(run.stop.is_set(), images, skipped, fitting)
         run.shorten(fitting)
         lr = learning_rate(config.optim, run.schedule.position(state.step), run.schedule.planned)
-        arguments = (lr, num_images, microbatch, run.should_continue)
-        if stopping or not batch or not train_step(config, state, run.objective, batch, *arguments):
+        if stopping or batch is None:
+            run.save_and_stop()
+        if not train_step(config, state, run.objective, batch, lr, images, microbatch, run.should_continue):
             run.save_and_stop()
         state.skipped += skipped
-        run.throughput.images += num_images
+        run.throughput.images += images
         last = state.step == run.schedule.total
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
         if compiling and not logging:  # the first step took much longer than the others
@@ -118,8 +119,8 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
         if logging or saving or evaluating or run.device.type == "cpu":  # on a GPU this waits for the device
             run.check_finite()
         run.writer.check()
-        # Metrics before the checkpoint: a run killed in between repeats the step; else its record would be lost. The
-        # evaluation after it, for it may take long: a run killed in between begins with it.
+        # Log before saving: a run killed in between repeats the step and its record. Evaluate after saving, since it
+        # may take long: a run killed in between begins with the evaluation.
         if logging:
             run.log(lr)
         if saving:
@@ -189,7 +190,7 @@ class _Run:
         self.progress.last_record = self.state.step, time.monotonic()
 
     def load_batches(self, first_step: int) -> Iterator[Batch]:
-        """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""
+        """This rank's shard of every batch from `first_step` on; the order is a pure function of the seed."""
         return train_batches(
             self.dataset,
             train_transform(self.config),

@@ -1,8 +1,9 @@
 """The memory of a training step and of inference, by a formula: the bytes of a plain (not compiled) model.
 
 `rank_bytes` is a training step, `inference_bytes` a forward pass; `vitlab plan`, `vitlab bench` and the choice of a
-micro-batch call them. The functions below count the tensors of an image: of width d, with m in the MLP of a ViT or
-inside a unit of a ResNet.
+micro-batch call them. The forward pass of training saves tensors for the backward pass (`saved`). The peak has more
+(`work`): `activation_bytes` takes the highest of three moments. The functions count the tensors of one image: of width
+d, with m in the MLP of a ViT or inside a unit of a ResNet.
 
 The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
@@ -175,10 +176,7 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
     model = config.model
     size = ItemSize(product=4 if precision == "float32" else 2, norm=2 if precision == "bfloat16" else 4)
     blocks = _trained_blocks(config, size, device_type)
-    outputs = model.num_classes
-    if config.masking and isinstance(model, ViTConfig):
-        outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
-    logits = (4 + 4) * outputs  # and their log_softmax, in float32
+    logits = _logits_bytes(config)
     outside = logits  # what is saved outside of blocks
     if config.trained_blocks is None:
         outside += _embedding_bytes(model, size)
@@ -186,17 +184,25 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
         is_vit = isinstance(model, ViTConfig)
         features = model.num_tokens * model.width if is_vit else math.prod(model.grid) * model.body.channels
         outside += (size.norm + size.product) * features
-    if config.activation_checkpointing:
+    if config.activation_checkpointing:  # a block's input is saved, and the rest computed again, block after block
         saved = outside + sum(block.input for block in blocks)
         inputs = itertools.accumulate(block.input for block in blocks)
-        peaks = [outside + below + block.saved + block.work for below, block in zip(inputs, blocks, strict=True)]
-    else:
+        in_blocks = [outside + below + block.saved + block.work for below, block in zip(inputs, blocks, strict=True)]
+    else:  # the backward pass begins with the last block, when all others are still saved
         saved = outside + sum(block.saved for block in blocks)
-        peaks = [saved + block.work for block in blocks[-1:]]
-    peaks.append(saved + logits)  # the gradients of both
-    itemsize = size.norm if _body(model) else size.product
-    peaks.append(itemsize * _forward_numbers(model))  # the highest if blocks are frozen
-    return saved, max(peaks) - saved
+        in_blocks = [saved + block.work for block in blocks[-1:]]
+    in_loss = saved + logits  # with the gradients of logits and log_softmax
+    in_forward = (size.norm if _body(model) else size.product) * _forward_numbers(model)  # highest with frozen blocks
+    return saved, max(in_forward, in_loss, *in_blocks) - saved
+
+
+def _logits_bytes(config: TrainConfig) -> int:
+    """Bytes of an image's logits and of their log_softmax, in float32."""
+    model, masking = config.model, config.masking
+    outputs = model.num_classes
+    if masking and isinstance(model, ViTConfig):
+        outputs = masking.corrupted(model.num_patches) * num_outputs(masking, model.patch_size)
+    return (4 + 4) * outputs
 
 
 def _trained_blocks(config: TrainConfig, size: ItemSize, device_type: str) -> list[BlockBytes]:
@@ -255,8 +261,8 @@ def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[Bl
         saved = tokens * sum(per_token)
         saved += size.product * matrix * (matmul or relative)  # the attention matrix, or what is added to its logits
         work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * variant.mlp_norm)
-        if matmul:  # two gradients of the attention matrix, when the MLP's layers are free
-            work = max(work, size.product * (2 * matrix - tokens * (layers * m - d)))
+        if matmul:  # two gradients of the attention matrix and one of width d; the MLP's layers are free by then
+            work = max(work, size.product * (2 * matrix + tokens * d - tokens * layers * m))
         blocks.append(BlockBytes(size.product * tokens * d, saved, work))
     return blocks * config.depth
 
@@ -268,8 +274,10 @@ def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> 
     for unit in body.units():
         c, m, out = unit.channels_in, unit.inner, unit.channels_out
         before, after = _positions(unit, image_hw)
+        # m: results of the first two convolutions. out: in v1 the last one's and the shortcut's, in v2 their sum, which
+        # the next unit normalizes.
         norm_inputs = m * (before + after) + out * after * (2 if v1 and unit.projects else 1)
-        relu_outputs = m * (before + after) + (out * after if v1 else c * before)
+        relu_outputs = m * (before + after) + (out * after if v1 else c * before)  # and v1's sum, or v2's input
         saved = size.norm * norm_inputs + size.relu * relu_outputs
         if body.mixing == "axial":  # two attentions: input, q, k, v, scaled q, output; relative logits
             saved += size.product * before * (2 * 6 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))

@@ -17,13 +17,14 @@ from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
 COMPILE_FLOPS = {"cuda": 3e16, "cpu": 1e14}
-"""Minimum FLOPs of a run for `compile="auto"`. GPU: two minutes or more without; compiling takes half a minute, and a
-step three quarters of the time. Two CPU cores: a quarter of an hour, three to six minutes, two thirds."""
+"""Minimum FLOPs of a run for `compile="auto"`. On a GPU such a run takes two minutes or more without compiling, which
+takes half a minute; then a step takes three quarters of the time. On two CPU cores the run takes a quarter of an hour,
+compiling three to six minutes, and then a step two thirds of the time."""
 
 
 def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bool:
-    """Whether a run of so many steps is compiled: with `auto` where it gains and torch finds a compiler. On a CPU
-    convolutions gain (docs/records/speed.md), and a ViT without them hardly does."""
+    """Whether a run of so many steps is compiled. With `auto` it is if it gains and torch finds a compiler. On a CPU
+    convolutions gain (docs/records/speed.md); a ViT without them hardly does."""
     if config.compile != "auto":
         return config.compile
     model = config.model
@@ -35,12 +36,13 @@ def resolve_compile(config: TrainConfig, device: torch.device, steps: int) -> bo
 class Parallel:
     """A model in training on all ranks; call `forward` instead of the model.
 
-    By default (DDP) each rank has the whole model and gradients are averaged during the backward pass; with a bfloat16
-    copy of the weights, in float32 by `average_gradients` after it. With `fsdp`
-    (FSDP2) each rank has a shard of every weight, gradient and optimizer state, and a block's weights are gathered when
-    needed. The changes to a model come in the only order that works: with `fsdp`, each block is `compiled`; `recompute`
-    (activation checkpointing); sharding or DDP; without `fsdp`, the whole model is `compiled`. Every shape is compiled
-    separately unless batches are `uneven`.
+    By default each rank has the whole model. DDP averages the gradients during the backward pass; with a bfloat16 copy
+    of the weights, `average_gradients` does it after that, in float32. With `fsdp` (FSDP2) each rank has a shard of
+    every weight, gradient and optimizer state; a block's weights are gathered when needed.
+
+    A model is changed in the only order that works: 1. If it is sharded, each block is `compiled`. 2. `recompute`:
+    activation checkpointing. 3. Sharding or DDP. 4. If it is not sharded, the whole model is `compiled`. Every shape is
+    compiled separately unless batches are `uneven`.
     """
 
     def __init__(
@@ -60,12 +62,10 @@ class Parallel:
         self.forward: Callable[..., Any] = model
         self._model = model
         self._ddp: DistributedDataParallel | None = None
-        self._cache: CompileCache | None = None  # until the first step is over
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this rank's device
+        self._cache: CompileCache | None = compile_cache() if compiled else None  # until the first step is over
         dynamic = None if uneven else False
-        if compiled:
-            self._cache = compile_cache()
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)
         if recompute:
