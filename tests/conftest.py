@@ -56,6 +56,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.freeze()  # what is imported stays; to look at its millions of objects again and again takes a tenth of the time
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries report what nobody has released
+
+
 @pytest.fixture(autouse=True)
 def _checked_types() -> None:
     from type_checks import check_again

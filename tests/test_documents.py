@@ -138,6 +138,7 @@ def test_documented_commands_parse() -> None:
     assert [words for words, arguments in every.items() if not is_a_command(arguments)] == []
 
 
+@pytest.mark.usefixtures("unchecked", "unrendered")
 @pytest.mark.parametrize("path", named([path for path in PAGES if "```python" in path.read_text()]))
 def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With models of four blocks, or of one where they are exported."""
