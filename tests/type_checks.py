@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, no_type_check
 
 from beartype import beartype
 
@@ -38,7 +38,7 @@ def check_again() -> None:
     """At the start of a test."""
     _calls.clear()
     while _unchecked:
-        del _unchecked.pop().__no_type_check__
+        delattr(_unchecked.pop(), "__no_type_check__")
 
 
 def _stop_checking(module: str, qualified_name: str) -> None:
@@ -50,5 +50,5 @@ def _stop_checking(module: str, qualified_name: str) -> None:
         found = getattr(found, part, None)
     found = getattr(found, "fget", getattr(found, "__func__", found))
     if isinstance(found, FunctionType):
-        found.__no_type_check__ = True  # jaxtyping asks for it at each call
+        no_type_check(found)  # jaxtyping asks for it at each call
         _unchecked.append(found)

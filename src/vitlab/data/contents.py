@@ -143,7 +143,7 @@ def _is_skipped(folder: str) -> bool:
 
 @functools.cache  # until a data set is opened: every class folder is asked for several times
 def _output_evidence(folder: str) -> str:
-    """What shows that `folder` is an output (`OUTPUTS`), or holds outputs and nothing else; "" if it is none."""
+    """What shows that `folder` is an output (`OUTPUTS`), or holds outputs and no images; "" if it is none."""
     names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
     return next(names, "") or ("runs, models or exports" if _holds_only_outputs(folder) else "")
 

@@ -91,7 +91,8 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
         has_lists = hasattr(class_tables[0].features[label], "feature")
         labels = _read_labels(tables[table_name], class_tables, label, name, table_name, multi_label and has_lists)
         images = tables[table_name].select_columns([image])
-        images = images.cast_column(image, type(class_tables[0].features[image])(decode=False))
+        image_type = type(class_tables[0].features[image])  # `datasets.Image`, which is not imported here
+        images = images.cast_column(image, image_type(decode=False))
         entries = HubEntries(((f"{name}/{table_name}", images),), np.arange(len(images)))
         sets = labels.of_images if labels.are_several else None
         first_labels = labels.of_images.first_labels

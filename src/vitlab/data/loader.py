@@ -69,7 +69,7 @@ class Batch:
 
     images: Float[Tensor, "B 3 H W"]
     labels: Int64[Tensor, " B"]  # the first ones, if the set has several
-    indices: Int64[Tensor, " n"]
+    indices: Int64[Tensor, " B"]
     skipped: int = 0  # images of the batch that could not be read
     targets: Bool[Tensor, "B K"] | None = None  # all labels of each image, if the set has several
     uniforms: Float64[Tensor, "B d"] | None = None

@@ -34,14 +34,15 @@ def read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     where = quoted(str(path))
     columns = choose_columns(names, records, where)
     values = {lowered(record.get(columns.split)) for _, record in records if record}
-    split_of = _splits_by_value(columns.split, values, read.test_fold, where)
-    if split or not columns.split:  # no column counts: `split`, or "" until `_split_by_folder`
+    split_of = _splits_by_value(columns.split, values, read.test_fold, where)  # checks `test_fold` in any case
+    by_folder = not split and not columns.split
+    if split or by_folder:  # no column of splits is read: `split` for every row, "" until `_split_by_folder`
         split_of = dict.fromkeys(values, split)
     rows = _parse_rows(records, columns, split_of, read.label_separator or "|", where)
     for remark in _remarks(rows, records, columns, read.label_separator):
         warn_once(f"{where}: {remark}")
     rows = _find_files(_with_whole_numbers(rows, where), path.parent, where)
-    if not columns.split and not split:
+    if by_folder:
         rows = _split_by_folder(rows, path.parent, where)
     return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
 

@@ -231,10 +231,10 @@ def fewshot_checkpoint(
         data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
     for examples in data:
-        train_x = features_of(examples.train)
-        test_x = features_of(examples.test)
-        results.append(accuracies(examples, train_x, test_x, protocol.l2_grid))
-        skipped.append(train_x.skipped + test_x.skipped)
+        train_features = features_of(examples.train)
+        test_features = features_of(examples.test)
+        results.append(accuracies(examples, train_features, test_features, protocol.l2_grid))
+        skipped.append(train_features.skipped + test_features.skipped)
     rows = []
     for k in protocol.shots:
         best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()

@@ -69,13 +69,13 @@ def least_squares_head(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    refit: bool = True,
+    fit_all: bool = True,
 ) -> LinearHead:
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
     x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
     makes logits of them. `labels` is as in `Ridge`; `groups` are left out one by one, as in its `leave_one_out`.
-    refit: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
+    fit_all: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
     Raises UserError for fewer than two images or groups.
     """
     views, images, _ = x.shape
@@ -95,7 +95,7 @@ def least_squares_head(
     l2 = min(best, key=lambda l2: best[l2][0])
     loss, scale = best[l2]
     metrics = _held_out_metrics(held_out_scores(l2) * scale, targets)
-    if groups is not None and not refit:
+    if groups is not None and not fit_all:
         rest = groups < 0
         ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)

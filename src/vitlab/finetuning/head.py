@@ -54,14 +54,14 @@ class HeadFitter:
         """
         train, world = self.job.splits.train, self.job.context.world
         without_val = indices is not None and has_val(train)
-        rows = self.choose_rows(None if without_val else indices)  # all of them, to choose on val
+        rows = self.choose_rows(None if without_val else indices)  # all: val too, to choose l2 and scale on it
         x = np.stack([features.x[rows] for features in (self.plain, *views)])
         labels = _labels(train, self.plain.indices[rows])
         groups = left_out_groups(train, self.plain.indices[rows])
         # By rank 0 for all: what rounding decides must be the same on every rank.
         head = None
         if world.is_rank_0:
-            head = least_squares_head(x, labels, len(train.classes), groups, refit=not without_val)
+            head = least_squares_head(x, labels, len(train.classes), groups, fit_all=not without_val)
         return _broadcast_head(head, x.shape[2], world)
 
     def choose_rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:

@@ -112,7 +112,7 @@ class Sweep:
         config = self.start.sweep_config(lr)
         with self.open_folder(path, config) as folder:
             if not folder.finished:
-                if not folder.checkpoints.exists():  # a finished run has deleted them: it is trained again
+                if not folder.checkpoints.exists():  # new; or finished, but its result is corrupt: it is trained again
                     folder.corrupt.clear()  # otherwise `train` raises
                 folder.write_result({HELD_OUT: self._train_and_evaluate(config, folder, limit)})
             if folder.writes:
