@@ -23,6 +23,8 @@ WIDTHS = {1: 500, 2: 405, 3: 345}
 """Width of a panel in CSS pixels, by the number of panels in a row."""
 HEIGHT = 310
 """Height of a panel in CSS pixels."""
+LABELS = 80
+"""Approximate width, and height, of what is around the axes of a panel, in CSS pixels."""
 CORNERS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 """Where a note may be, seen from its point, as signs of x and y; the first is preferred."""
 CHARACTER = 6.5
@@ -60,10 +62,10 @@ def panels(shown: Sequence[Panel]) -> Figure:
     handles: dict[str, Any] = {}
     for panel, axes in zip(shown, grid, strict=False):
         handles = _draw(axes, panel, names) | handles
-        title = textwrap.fill(panel.title, int((width - 80) / TITLE_CHARACTER))
+        title = textwrap.fill(panel.title, int((width - LABELS) / TITLE_CHARACTER))
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK)
-        _set_ticks(axes, panel, width - 80)
-        _write_notes(axes, panel, handles, width - 80)
+        _set_ticks(axes, panel, width - LABELS)
+        _write_notes(axes, panel, handles, width - LABELS)
     if len(handles) > 1:
         columns = max(int(across * width / (CHARACTER * max(map(len, handles)) + 50)), 1)
         style = {"frameon": False, "labelcolor": INK, "fontsize": 9, "handlelength": 1.8, "columnspacing": 1.4}
@@ -72,7 +74,7 @@ def panels(shown: Sequence[Panel]) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draws points, lines, bars and notes; returns the legend's handle of each series."""
+    """Draws points, lines and error bars; returns the legend's handle of each series and of the front."""
     handles = {}
     joined = not panel.ticks and not panel.front
     for order, series in enumerate(panel.series):
@@ -100,7 +102,7 @@ def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: in
     """Writes each note at the corner of its point where it covers least of points, notes and the front."""
     if not any(series.notes for series in panel.series):
         return
-    size = np.array([width, HEIGHT - 80])
+    size = np.array([width, HEIGHT - LABELS])
     points = [point for series in panel.series for point in zip(series.x, series.y, strict=True)]
     to_axes = axes.transData - axes.transAxes
     centers, stairs = to_axes.transform(points) * size, np.empty((0, 2))  # in pixels of the axes, as all below
@@ -111,14 +113,15 @@ def _write_notes(axes: Axes, panel: Panel, handles: Mapping[str, Any], width: in
     for (note, name), point, center in zip(notes, points, centers, strict=True):
         if not note:
             continue
-        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])  # half the width and height of the note
+        half = np.array([0.6 * CHARACTER * len(note), CHARACTER])  # half its width and height, with some space
+        # Four middles of the note, one for each corner; 4 pixels are between it and its point.
         middles = [center + np.array(corner) * (half + 4) for corner in CORNERS]
         inside = [(np.abs(middle - size / 2) <= size / 2 - half).all() for middle in middles]
         hits = [sum((np.abs(middle - other) < half + 4).all() for other in covered) for middle in middles]
         crossed = [(np.abs(middle - stairs) < half).all(axis=1).any() for middle in middles]
         chosen = int(np.argmin(np.array(hits) + crossed - inside))  # outside of the axes counts as a hit
         right, up = CORNERS[chosen]
-        covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]
+        covered += [middles[chosen] + np.array([shift * half[0], 0]) for shift in (-0.9, 0, 0.9)]  # its ends, middle
         style: dict[str, Any] = {"ha": "left" if right > 0 else "right", "va": "bottom" if up > 0 else "top"}
         style |= {"color": handles[name].get_color(), "size": 8.5, "zorder": 4}
         axes.annotate(note, point, (4 * right, 3 * up), textcoords="offset points", **style)

@@ -2,8 +2,9 @@
 
 `rank_bytes` is a training step, `inference_bytes` a forward pass; `vitlab plan`, `vitlab bench` and the choice of a
 micro-batch call them. The forward pass of training saves tensors for the backward pass (`saved`). The peak has more
-(`work`): `activation_bytes` takes the highest of three moments. The functions count the tensors of one image: of width
-d, with m in the MLP of a ViT or inside a unit of a ResNet.
+(`work`): `activation_bytes` takes the highest of three moments, in the forward pass, in the loss or in the backward
+pass of a block. The functions count the tensors of one image: of width d, with m in the MLP of a ViT or inside a unit
+of a ResNet.
 
 The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
 (`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
@@ -157,16 +158,18 @@ def _forward_numbers(config: ModelConfig, fused: bool = True) -> int:
     peaks = [0]
     if body:
         root = body.width * pixels // 4  # output of its convolution, at half of the resolution
-        peaks.append(3 * root)
+        peaks.append(3 * root)  # v1: convolution, GroupNorm, ReLU; v2: convolution, padded, channels-last
         for unit in body.units():
             before, after = _positions(unit, config.image_hw)
+            # The shortcut's result, the branch's, their sum, in v1 its ReLU; and a map inside the branch.
             outputs = 4 if body.version == "v1" else 3
             peaks.append(outputs * unit.channels_out * after + unit.inner * before)
     if isinstance(config, ViTConfig):
         d = config.width
         for tokens, length in _sequences(config, config.num_patches):
+            # The block's input, its sum with the attention, that normalized; and the layers of the MLP.
             peaks.append(tokens * (3 * d + _mlp_layers(config) * config.mlp_dim))
-            if not fused:  # two attention matrices
+            if not fused:  # two attention matrices; the input, that normalized, q, k, v and scaled q
                 peaks.append(tokens * (6 * d + 2 * config.heads * length))
     return config.in_chans * pixels + max(peaks)
 
@@ -260,6 +263,7 @@ def _block_bytes(config: ViTConfig, size: ItemSize, device_type: str) -> list[Bl
         matrix = tokens * config.heads * length
         saved = tokens * sum(per_token)
         saved += size.product * matrix * (matmul or relative)  # the attention matrix, or what is added to its logits
+        # Gradients inside the MLP, without the layer that is free by then; the norm's are its input's and output's.
         work = tokens * m * (size.product * (layers - 1) + 2 * size.norm * variant.mlp_norm)
         if matmul:  # two gradients of the attention matrix and one of width d; the MLP's layers are free by then
             work = max(work, size.product * (2 * matrix + tokens * d - tokens * layers * m))
@@ -282,6 +286,7 @@ def _unit_bytes(body: ResNetBody, image_hw: tuple[int, int], size: ItemSize) -> 
         if body.mixing == "axial":  # two attentions: input, q, k, v, scaled q, output; relative logits
             saved += size.product * before * (2 * 6 * m + AXIAL_HEADS * sum(unit.grid(image_hw)))
         input_size = size.norm if v1 else size.product
+        # work: two gradients of the unit's output.
         units.append(BlockBytes(input_size * c * before, saved, work=2 * size.norm * out * after))
     return units
 

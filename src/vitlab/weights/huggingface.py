@@ -35,7 +35,7 @@ from vitlab.models.vit import Model, ViT
 from vitlab.settings import read_fields
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
-from vitlab.weights.huggingface_config import dinov2_mlp_ratio, infer_config, model_settings, read_classes
+from vitlab.weights.huggingface_config import dinov2_mlp_widths, infer_config, model_settings, read_classes
 from vitlab.weights.huggingface_images import IMAGES, image_settings, read_mean_std, read_preprocessing, read_processor
 from vitlab.weights.huggingface_layout import FAMILIES, Family, from_file, has_token_row, huggingface_layout, to_file
 from vitlab.weights.json_fields import HUGGINGFACE_MODEL, multi_label_metadata
@@ -184,8 +184,8 @@ def _check_representable(family: Family, model: ViT) -> None:
     }
     if family.is_dinov2:
         height = config.image_hw[0]
-        if dinov2_mlp_ratio(config) is None:
-            supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)  # the nearest
+        widths = dinov2_mlp_widths(config)
+        supported["mlp_dim"] = (min(widths, key=lambda width: abs(width - config.mlp_dim)),)  # itself, or the nearest
         supported["image_size"] = (height, (height, height))
     if config.variant.rotary:
         supported["rotary"] = (Rotary(config.variant.rotary.base),)

@@ -190,7 +190,10 @@ def _body_settings(family: Family, config: ViTConfig, metadata: Mapping[str, Any
         settings["layerscale_value"] = variant.layer_scale
     if family.has_registers:
         settings["num_register_tokens"] = variant.registers
-    settings |= {"mlp_ratio": dinov2_mlp_ratio(config)} if family.is_dinov2 else {"intermediate_size": config.mlp_dim}
+    if family.is_dinov2:
+        settings["mlp_ratio"] = dinov2_mlp_widths(config)[config.mlp_dim]
+    else:
+        settings["intermediate_size"] = config.mlp_dim
     if family.is_dinov3:
         assert variant.rotary
         settings |= {"rope_theta": variant.rotary.base, "key_bias": True}
@@ -203,9 +206,9 @@ def _body_settings(family: Family, config: ViTConfig, metadata: Mapping[str, Any
     return settings
 
 
-def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
-    """The whole number from which their DINOv2 computes the width of this MLP; None if there is none."""
-    widths = {ratio: config.width * ratio for ratio in range(1, 65)}
+def dinov2_mlp_widths(config: ViTConfig) -> dict[int, int]:
+    """Width of the MLPs -> the `mlp_ratio` from which their DINOv2 computes it, the lowest one."""
+    ratios = range(64, 0, -1)
     if config.variant.swiglu:
-        widths = {ratio: (width * 2 // 3 + 7) // 8 * 8 for ratio, width in widths.items()}
-    return next((ratio for ratio, width in widths.items() if width == config.mlp_dim), None)
+        return {(config.width * ratio * 2 // 3 + 7) // 8 * 8: ratio for ratio in ratios}
+    return {config.width * ratio: ratio for ratio in ratios}

@@ -102,7 +102,7 @@ def _read_preprocessing(architecture: str, pretrained_cfg: Mapping[str, Any], ar
     mode, crop = cfg.get("crop_mode", "center"), cfg.get("test_crop_pct", cfg.get("crop_pct", 0.875))
     resize = math.floor(min(height, width) / crop)
     is_squash = mode == "squash" and resize == min(height, width)  # to the size itself
-    is_crop = mode in ("center", "squash") and resize >= max(height, width)  # out of a larger image
+    is_crop = not is_squash and mode in ("center", "squash") and resize >= max(height, width)  # of a larger image
     if not (is_squash or is_crop):
         logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
     elif height != width and not is_squash:
@@ -110,7 +110,7 @@ def _read_preprocessing(architecture: str, pretrained_cfg: Mapping[str, Any], ar
         logger.warning(text, path, height, width)
     return Preprocessing(
         image_size=height if height == width else (height, width),
-        resize=resize if is_crop and not is_squash else None,
+        resize=resize if is_crop else None,
         keep_aspect=mode == "center" and is_crop,
         interpolation=cfg.get("interpolation", "bicubic"),
         mean=tuple(map(float, cfg.get("mean", IMAGENET[0]))),
@@ -248,20 +248,19 @@ def _infer_pool(tensors: Tensors, pool: str | None, args: Args) -> Literal["toke
     has_class = "cls_token" in tensors
     has_prefix = has_class or "reg_token" in tensors
     is_eva = "use_rot_pos_emb" in args  # only that family has the argument
-    mean_includes_prefix = bool(args.get("pool_include_prefix"))
-    map_includes_prefix = mean_includes_prefix or is_eva  # always there
+    includes_prefix = bool(args.get("pool_include_prefix"))
     if pool is None:  # fine-tuned models of MAE have the mean's norm
         is_token = has_class and "fc_norm.weight" not in tensors
         pool = "map" if "attn_pool.latent" in tensors else "token" if is_token else "avg"
     if pool == "token" and has_class:
         return "token"
-    if pool == "avg" and not (has_prefix and mean_includes_prefix):
+    if pool == "avg" and not (has_prefix and includes_prefix):
         return "gap"
-    if pool == "map" and (map_includes_prefix or not has_prefix):
+    if pool == "map" and (includes_prefix or is_eva or not has_prefix):  # EVA's attention always includes it
         return "map"
     raise UserError(
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix="
-        f"{map_includes_prefix}; allowed: 'token' with a class token, 'avg' over patches alone, 'map' over all tokens."
+        f"{includes_prefix}; allowed: 'token' with a class token, 'avg' over patches alone, 'map' over all tokens."
     )
 
 
@@ -285,8 +284,8 @@ def _infer_gelu(args: Args) -> Literal["tanh", "erf", "quick"]:
 
 
 def _infer_final_norm(args: Args, has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
-    eva_norms = [args.get("use_fc_norm"), args.get("use_post_transformer_norm")]
-    if not args.get("final_norm", eva_norms != [False, False]):
+    eva_has_none = args.get("use_fc_norm") is False and args.get("use_post_transformer_norm") is False
+    if not args.get("final_norm", not eva_has_none):  # EVA has these two arguments instead
         return "none"
     return "mean" if has_mean_norm else "tokens"
 
