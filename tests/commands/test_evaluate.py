@@ -37,16 +37,13 @@ def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert evaluated["computed_in"] == few["settings"]["computed_in"] == probed["computed_in"] == "bfloat16"
 
 
-def test_predict_counts_what_it_could_not_read(
-    run: Path, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty.png").touch()
+def test_predict_counts_what_it_could_not_read(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.png").touch()
     code, out, err = call(capsys, "predict", str(run), "empty.png", str(image), "--device", "cpu")
     assert code == 1
-    lines = out.splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("empty.png: cannot be read: ")
-    assert lines[1].startswith(f"{image}: ")
+    unread, read = out.splitlines()
+    assert unread.startswith("empty.png: cannot be read: ")
+    assert read.startswith(f"{image}: ")
     assert "1 images could not be read" in err
 
 
@@ -139,6 +136,7 @@ def test_splits_of_a_folder(
     assert "2 of the 2 test images of folder:own are also in the training split" in err
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_every_command_says_how_images_are_prepared(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The checkpoint's own way, at its size or at the given one."""
     prepared = Preprocessing(8, 10, interpolation="bicubic")

@@ -45,9 +45,7 @@ def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
-    results = [
-        tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result for alpha in (None, 1.0)
-    ]
+    results = [tune(workdir, dataclasses.replace(config, alpha=a), tmp_path / str(a)).result for a in (None, 1.0)]
     assert [result["alpha"] for result in results] == [0.25, 1.0]
     assert load_metadata(tmp_path / "None")["alpha"] == 0.25
     card = (tmp_path / "None" / "model" / "README.md").read_text()
@@ -85,7 +83,7 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
 @pytest.mark.usefixtures("pretrained")
 def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     """The best of several rates from a head of zeros."""
-    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None)
+    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None, learning_rates=(3e-3, 1e-2), steps=8)
     result = tune(workdir, config, tmp_path / "out").result
     trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
     assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())

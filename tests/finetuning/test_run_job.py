@@ -65,8 +65,8 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
     assert not (tmp_path / "out" / "run-0").exists()
     assert [line.rpartition("  ")[2] for line in summary.splitlines() if "chosen" in line] == ["<- chosen"]
     assert "least-squares head" in next(line for line in summary.splitlines() if "chosen" in line)
-    same = zip(load_model(tmp_path / "out").parameters(), load_model(tmp_path / "out/linear").parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in same)
+    model, head = (load_model(tmp_path / name).parameters() for name in ("out", "out/linear"))
+    assert all(torch.equal(a, b) for a, b in zip(model, head, strict=True))
 
 
 @pytest.mark.parametrize(("loss", "helps"), [(0.4, True), (0.6, False), (None, False)])
@@ -118,11 +118,10 @@ def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_pa
 @pytest.mark.usefixtures("pretrained")
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None)
+    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None, steps=4)
     tune(workdir, config, tmp_path / "out")
     before, after = load_model(workdir).state_dict(), load_model(tmp_path / "out" / "run-0").state_dict()
-    kept = after.keys() - {"head.weight", "head.bias"}
-    changed = {name for name in kept if not torch.equal(before[name], after[name])}
+    changed = {n for n in after.keys() - {"head.weight", "head.bias"} if not torch.equal(before[n], after[n])}
     depth = len({name.split(".")[1] for name in before if name.startswith("blocks.")})
     assert any(name.startswith("norm.") for name in changed) == (blocks > 0)
     assert all(name.startswith(("norm.", f"blocks.{depth - 1}.")) for name in changed)

@@ -33,12 +33,9 @@ def test_seed_decides_the_start(
     again(config, tmp_path / "same")
     assert same_weights(load_model(tmp_path / "same"), load_model(workdir))
     monkeypatch.setattr(run, "train", lambda config, folder, model, *args, **options: model)  # leaves it as it began
-    folders = [tmp_path / f"{i}" for i in range(3)]
-    for seed, folder in zip((0, 0, 1), folders, strict=True):
-        again(dataclasses.replace(config, seed=seed), folder)
-    starts = [load_model(folder) for folder in folders]
-    assert same_weights(starts[0], starts[1])
-    assert not same_weights(starts[0], starts[2])
+    for seed in (0, 1):
+        again(dataclasses.replace(config, seed=seed), tmp_path / str(seed))
+    assert not same_weights(load_model(tmp_path / "0"), load_model(tmp_path / "1"))
 
 
 def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: RunResult, tmp_path: Path) -> None:

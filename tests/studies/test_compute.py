@@ -1,6 +1,7 @@
 """What a study takes, counted from the registry of data sets before anything is read; and a study in a given time."""
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_un
 from vitlab.studies.spec import StudyRun
 from vitlab.train.clock import Clock
 from vitlab.train.workdir import write_json
+
+pytestmark = pytest.mark.usefixtures("unchecked", "unrendered")
 
 
 def test_every_point_and_their_sum(tmp_path: Path) -> None:
@@ -80,30 +83,25 @@ def test_the_model_of_a_run() -> None:
     assert model_of(dataclasses.replace(first, config=masked), {}) == masked.model
 
 
-@pytest.mark.parametrize(
-    ("hours", "expected"), [(10, (5, 1)), (2, (2, 1)), (1.4, (2, 2)), (0.2, (3, 16))], ids=lambda value: str(value)
-)
-def test_a_budget_takes_seeds_then_steps(
-    hours: float, expected: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_takes_seeds_then_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a study whose seed takes an hour, by one process; the longest that fits."""
-    monkeypatch.setattr(
-        compute, "_measured_tflops", lambda plan, device: study_compute(plan)["sum"]["exaflops"] * 1e6 / 3600
-    )
+    monkeypatch.setattr(compute, "_measured_tflops", lambda p, _: study_compute(p)["sum"]["exaflops"] * 1e6 / 3600)
     study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=64), seeds=5)
 
     def make_plan(seeds: int, divisor: int = 1) -> StudyPlan:
         return plan(study, "small", tmp_path, seeds=seeds, divisor=divisor)
 
-    clock = Clock(hours * 3600 * 1.1)
-    made = fit_study(study, make_plan, clock, 1, "cpu")
-    assert (len({run.config.seed for run in made.runs}), made.divisor) == expected
+    for hours, expected in {10: (5, 1), 2: (2, 1), 1.4: (2, 2), 0.2: (3, 16)}.items():
+        made = fit_study(study, make_plan, Clock(hours * 3600 * 1.1), 1, "cpu")
+        assert (len({run.config.seed for run in made.runs}), made.divisor) == expected, hours
     with pytest.raises(UserError, match="--budget"):
         fit_study(study, make_plan, Clock(60.0), 1, "cpu")
 
 
-def test_when_the_time_is_over_the_complete_seeds_are_reported(tmp_path: Path) -> None:
+def test_when_the_time_is_over_the_complete_seeds_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run that is not finished is interrupted, and a later call goes on."""
+    monkeypatch.setattr("vitlab.studies.runner.SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr("vitlab.studies.runner.POLL_SECONDS", 0.01)
     study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=4), seeds=2)
     whole = plan(study, "small", tmp_path)
     first_seed = dataclasses.replace(whole, runs=tuple(run for run in whole.runs if run.config.seed == 0))

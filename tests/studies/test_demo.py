@@ -17,6 +17,7 @@ from vitlab.weights import load_metadata, load_model
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         unrender(patch)
+        patch.setattr("jaxtyping.config.jaxtyping_disable", True)
         return demo(tmp_path_factory.mktemp("demo") / "out", shrink=100)
 
 
@@ -37,8 +38,7 @@ def test_the_page_needs_nothing_else_and_shows_all_runs(result: dict) -> None:
 
 def test_both_contenders_have_the_same_images(result: dict) -> None:
     """And the difference and its interval are those of the test images, in pairs."""
-    folder = Path(result["page"]).parent
-    tuned, scratch = (Run.read(folder / name) for name in ("finetune", "scratch"))
+    tuned, scratch = (Run.read(Path(result["page"]).with_name(name)) for name in ("finetune", "scratch"))
     assert tuned.settings["examples"] == scratch.settings["examples"] == 50
     np.testing.assert_array_equal(tuned.test.labels, scratch.test.labels)
     assert result["difference"] == pytest.approx(tuned.test.accuracy - scratch.test.accuracy)
@@ -48,8 +48,7 @@ def test_both_contenders_have_the_same_images(result: dict) -> None:
 
 def test_the_same_call_again_reads_the_runs(result: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another seed is another run."""
-    section = RunSection("", "", {}, attention=None)  # figures take long
-    monkeypatch.setattr("vitlab.studies.demo._section", lambda *_: section)
+    monkeypatch.setattr("vitlab.studies.demo._section", lambda *_: RunSection("", "", {}))  # figures take long
     monkeypatch.setattr("vitlab.studies.demo.page", lambda *_, **__: Path(result["page"]).read_text())
     assert demo(Path(result["page"]).parent, shrink=100) == result
     with pytest.raises(ValueError, match="seed: 0 -> 1"):

@@ -107,6 +107,7 @@ def test_numbers_of_a_report(written: tuple[Path, dict[str, Any]]) -> None:
     assert all(part in as_text(report) for part in ("62.0 ± 2.0", "+10.3 (6.5 to 14.1)", "contradicted: None is best."))
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_single_seed_and_a_smoke_test_show_nothing(tmp_path: Path) -> None:
     """Infinite intervals of one seed are in no file."""
     report = write_report(STUDY, "paper", finished("paper", loss=math.nan), tmp_path)
@@ -120,9 +121,7 @@ def test_a_single_seed_and_a_smoke_test_show_nothing(tmp_path: Path) -> None:
 
 def test_charts_sort_their_lines_by_x() -> None:
     chart = Chart(
-        "T",
-        "y",
-        "accuracy",
+        *("T", "y", "accuracy"),
         x=lambda group: {"1d": 3.0, "2d": 1.0, "none": 2.0}[str(group.labels["kind"])],
         log_x=True,
         lines=lambda group: ["a", "b"] if group.labels["kind"] == "none" else "a",

@@ -9,16 +9,10 @@ from vitlab.models.config import ViTConfig
 from vitlab.recipes import tiny
 from vitlab.studies import STUDIES
 from vitlab.studies.presets import changed
-from vitlab.studies.spec import (
-    Result,
-    Results,
-    StudyRun,
-    difference,
-    digest,
-    exaflops,
-)
+from vitlab.studies.spec import Result, Results, StudyRun, difference, digest, exaflops
 from vitlab.studies.statistics import std
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 BASE = tiny.digits()
 
 

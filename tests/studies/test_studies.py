@@ -18,15 +18,7 @@ from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.runs.pretrain import pretrain
-from vitlab.studies import (
-    STUDIES,
-    axial,
-    data_size,
-    optimizer,
-    regularization,
-    scaling,
-    shape,
-)
+from vitlab.studies import STUDIES, axial, data_size, optimizer, regularization, scaling, shape
 from vitlab.studies.compute import model_of
 from vitlab.studies.presets import changed
 from vitlab.studies.report import build_report
@@ -41,6 +33,7 @@ from vitlab.studies.scaling import (
 )
 from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, StudyRun, exaflops
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # thousands of settings
 RECORDED = Path(__file__).parents[2] / "src" / "vitlab" / "paper" / "recorded"
 DESIGNED: tuple[Scale, ...] = ("small", "paper")
 SCALES: tuple[Scale, ...] = ("tiny", *DESIGNED)

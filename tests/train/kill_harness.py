@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -116,7 +116,7 @@ class Run:
 
     config: TrainConfig
     folder: Path
-    context: ForkServerContext
+    context: ForkContext | ForkServerContext
     count: int = 1
 
     def start(self) -> list[BaseProcess]:
@@ -146,8 +146,7 @@ class Run:
         A start is killed some steps and a moment later, so that a busy machine kills as often as an idle one; one in
         four is killed while a checkpoint is written, which chance would seldom hit.
         """
-        rng = random.Random(seed)
-        steps = self.config.steps or 0
+        rng, steps = random.Random(seed), self.config.steps or 0
         done: list[Kill] = []
         while len(done) < kills:
             first = self.last_step()

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import time
 from collections.abc import Callable
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -207,21 +208,20 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> Non
 
 # --- a writer that is killed
 
-WRITER = """
-import itertools, torch
-from vitlab.train.checkpoint import save_checkpoint
-for step in itertools.count(1):
-    save_checkpoint(folder, step, {"w": torch.full((300_000,), step)}, {"at": step}, keep=2)
-    announce.send(step)
-"""
 
-
-def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path, processes: ForkServerContext) -> None:
+@pytest.mark.usefixtures("unchecked")
+def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path) -> None:
     """Killed at many moments; the last one announced, or a later one, is always there and whole."""
+
+    def write(folder: Path, announce: Any) -> None:
+        for step in itertools.count(1):
+            save_checkpoint(folder, step, {"w": torch.full((300_000,), step)}, {"at": step}, keep=2)
+            announce.send(step)
+
     for kill in range(0, 8, 2):
-        receiver, announce = processes.Pipe(duplex=False)
-        scope = {"folder": tmp_path / str(kill), "announce": announce}
-        writer = processes.Process(target=exec, args=(WRITER, scope), daemon=True)
+        receiver, announce = multiprocessing.Pipe(duplex=False)
+        folder = tmp_path / str(kill)
+        writer = multiprocessing.get_context("fork").Process(target=write, args=(folder, announce), daemon=True)
         writer.start()
         announce.close()
         announced = receiver.recv()
@@ -230,7 +230,7 @@ def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path, proce
         with contextlib.suppress(EOFError):
             while True:
                 announced = receiver.recv()
-        latest = load_latest(scope["folder"], refuse)
+        latest = load_latest(folder, refuse)
         assert latest is not None
         assert latest.step >= announced
         assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]
@@ -250,8 +250,7 @@ def test_the_writer_keeps_what_it_was_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("then", ["check", "wait", "save", "the end"])
 def test_the_writer_says_what_went_wrong(then: str, tmp_path: Path) -> None:
-    folder = tmp_path / "a file"
-    folder.write_text("")
+    (folder := tmp_path / "a file").touch()
 
     def should_continue() -> None:
         with CheckpointWriter(folder, keep=1) as writer:

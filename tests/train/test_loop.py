@@ -252,17 +252,13 @@ def assert_same_end(folder: Path, straight: tuple[Weights, bytes]) -> None:
 def test_the_seed_alone_decides(tmp_path: Path, straight: tuple[Weights, bytes]) -> None:
     """Batches, augmentation, mixup and dropout do not depend on records, evaluations and checkpoints."""
     never = dataclasses.replace(EVERYTHING, log_every=100, eval_every=None, checkpoint_every=100)
-    ends = [
-        weights_of(
-            run(dataclasses.replace(never, seed=seed), tmp_path / str(seed), lambda _: {"x": torch.rand(1).item()})
-        )
-        for seed in (0, 1)
-    ]
+    configs = [dataclasses.replace(never, seed=seed) for seed in (0, 1)]
+    ends = [weights_of(run(c, tmp_path / str(c.seed), lambda _: {"x": torch.rand(1).item()})) for c in configs]
     assert largest_difference(ends[0], straight[0]) == 0.0
     assert largest_difference(ends[1], straight[0]) > 0.0
 
 
-@pytest.mark.parametrize("steps", [[1], [7], [5, 2, 5]])
+@pytest.mark.parametrize("steps", [[1], [5, 2, 5]])
 def test_a_crash_leaves_no_trace(tmp_path: Path, straight: tuple[Weights, bytes], steps: list[int]) -> None:
     """Before the first checkpoint, in the middle of a record, and after another crash."""
     for step in steps:

@@ -37,6 +37,7 @@ from vitlab.train.parallel import Parallel, local_shard, model_blocks, resolve_c
 from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import Workdir
 
+pytestmark = pytest.mark.usefixtures("unchecked")  # each process would compile the checks anew
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
 
 MODEL = ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=10)
@@ -230,8 +231,7 @@ def test_continues_with_another_world_size(tmp_path: Path, in_ranks: InRanks, mo
             yield batch
 
     def indices(step: int) -> list[int]:
-        paths = sorted(seen.glob(f"{step}.*"))
-        return list(itertools.chain(*(json.loads(path.read_text()) for path in paths)))
+        return list(itertools.chain(*(json.loads(path.read_text()) for path in sorted(seen.glob(f"{step}.*")))))
 
     monkeypatch.setattr(loop, "train_batches", noted)
     config = dataclasses.replace(CONFIG, fsdp=True, batch_size=120, microbatch=None, checkpoint_every=100)
@@ -313,8 +313,7 @@ def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) 
 
     digits()
     first, second = in_ranks(2, job)
-    assert type(first) is RankError
-    assert type(second) is UserError
+    assert (type(first), type(second)) == (RankError, UserError)
     assert "rank 1 of 2 does not see the work folder" in str(second)
 
 

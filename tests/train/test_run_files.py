@@ -19,7 +19,10 @@ from vitlab.inspection import write_pages
 
 __all__ = ["config", "pretrained", "workdir"]
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 STALE = "0123456789abcdef"
+NO_PAGE: dict[str, Any] = {"make_embedding_figures": [], "make_figures": [], "checkpoint_page": "page"}
+NO_PAGE |= dict.fromkeys(("run_section", "data_section", "summarize"))
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +46,11 @@ def start(config: Any, workdir: Path, pretrained: Any) -> Callable[[Path], dict[
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_job() -> Any:
-    """No figures, which take seconds, and runs though two steps do not help."""
+    """No page, which takes seconds, and runs though two steps do not help."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_job, "_helps", lambda *_: True)
-        patch.setattr(write_pages, "make_figures", lambda _: [])
-        patch.setattr(write_pages, "data_section", lambda *_, **__: None)
-        patch.setattr(write_pages, "checkpoint_page", lambda *_: "page")
+        for name, made in NO_PAGE.items():
+            patch.setattr(write_pages, name, lambda *_, made=made, **__: made)
         yield
 
 
@@ -65,13 +67,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     varying = ("speed.jsonl", SUMS, ".lock")
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in varying]
     read = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    return read | {
-        "report/result.json": re.sub(rb'"/.*/job', b'"job', read["report/result.json"])
-    }  # the same elsewhere
-
-
-def remove(path: Path) -> None:
-    path.unlink()
+    read["report/result.json"] = re.sub(rb'"/.*/job', b'"job', read["report/result.json"])  # the same elsewhere
+    return read
 
 
 def flip(path: Path) -> None:
@@ -102,10 +99,10 @@ EVERYWHERE = (
 @pytest.mark.parametrize(
     ("damage", "names"),
     [
-        (remove, ("model/README.md",)),
+        (Path.unlink, ("model/README.md",)),
         (flip, ("report/result.json",)),
         (leave, ("model/model.safetensors",)),
-        (remove, ("run-1/SHA256SUMS", *EVERYWHERE)),
+        (Path.unlink, ("run-1/SHA256SUMS", *EVERYWHERE)),
         (flip, EVERYWHERE),
     ],
 )
