@@ -212,7 +212,7 @@ def budgets() -> list[dict[str, Any]]:
     return [
         {
             "budget, s": budget,
-            "other work": "on both cores, from a random moment on" if machine == "busy" else "none",
+            "other work": "on all of its cores, from a random moment on" if machine == "busy" else "none",
             "jobs": len(rows),
             "shortest, s": round(min(row["seconds"] for row in rows)),
             "longest, s": round(max(row["seconds"] for row in rows)),

@@ -19,7 +19,7 @@ from vitlab.weights.recommended import DEFAULT
 
 @dataclass(frozen=True)
 class Demo:
-    """See what pre-training is worth: a small ViT on 50 handwritten digits, fine-tuned and from scratch; two minutes."""
+    """See what pre-training is worth: a ViT on 50 handwritten digits, fine-tuned and from scratch; two minutes."""
 
     out: Path = Path("vitlab-demo")
     """Folder for the runs and the page."""
