@@ -22,7 +22,7 @@ NFD = unicodedata.normalize("NFD", NFC)
     [
         [str(i) for i in range(12)],
         ["Zebra", "ant", "bee"],  # as PyTorch's ImageFolder
-        ["Zebra", "ant", NFD],  # as NFC, of which "Ü" is one character beyond ASCII
+        ["Zebra", "ant", NFD],  # as NFC, whose "Ü" is one character beyond ASCII
         ["01", "1", "2a", "2b", "10", "a", "a2", "a2b1", "a10", "²"],
         ["day 9", "day 10", "day 10b", "day " + "9" * 5000],  # more digits than Python takes for a number
     ],

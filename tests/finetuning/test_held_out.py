@@ -111,7 +111,7 @@ def test_choices_are_made_on_the_val_of_the_user(
 
 
 def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly val, or of a large one a part, of which the rest is not trained on either."""
+    """Exactly val, or a part of a large one; the rest of val is not trained on either."""
     train = load_dataset(own.data.name, "trainval")
     rest, held = hold_out_indices(train, 16 / 56, 0)
     assert {Path(train.path(int(i))).parts[-3] for i in rest} == {"train"}

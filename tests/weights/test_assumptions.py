@@ -8,10 +8,9 @@ import pytest
 import torch
 from peers import OBLONG, VIT_ARGS, bare, check_normalized, create_timm
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, warn_once
 from vitlab.models.vit import Model
 from vitlab.weights import load_metadata, load_model, save_model
-from vitlab.weights.assumptions import warn_once
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 
 SQUARE = {**VIT_ARGS, "img_size": 24, "num_classes": 5}

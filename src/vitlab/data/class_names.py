@@ -29,7 +29,7 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def canonical(name: str) -> str:
-    """The form in which names are compared (NFC): macOS stores an umlaut as two characters, other systems as one."""
+    """The form for comparing names (NFC): macOS stores an umlaut as two characters, other systems as one."""
     return unicodedata.normalize("NFC", name)
 
 

@@ -43,7 +43,7 @@ MAX_THUMBNAILS = 16_384
 CENTER = 0.94
 """Part of each side that an image's second hash covers, to match the first hash of a cropped copy."""
 COMPARED = ((0, 0), (0, 1), (1, 0))
-"""Which hash of a test image is compared with which of a training image: 0 of the whole image, 1 of its center."""
+"""(hash of a test image, hash of a training image) to compare: 0 is the whole image's, 1 its center's."""
 RADIUS = 18
 """Most differing bits in the hashes of a candidate; measured by benchmarks/dedup.py."""
 NUM_FREQUENCIES = 20

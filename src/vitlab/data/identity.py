@@ -81,7 +81,7 @@ def exact_fingerprint(start: str, dataset: Dataset) -> str:
 
 
 def _fingerprints_of_classes(dataset: Dataset) -> dict[str, str]:
-    """Class -> the number of its images and their fingerprint, in which the name of the class does not count."""
+    """Class -> the number of its images and their fingerprint, without the name of the class."""
     labels = dataset.all_labels
     with_tail = set(_evenly_spaced(len(dataset), MAX_READ).tolist())
     images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint of each image of a class

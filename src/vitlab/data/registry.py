@@ -1,4 +1,4 @@
-"""Data sets by name: the table `DATASETS`, and `load_dataset`, with which every command reads images: it opens the
+"""Data sets by name: the table `DATASETS`, and `load_dataset`. Every command reads images by it: it opens the
 stored splits (`_open`), reads the images of the requested one (`_choose_split`), and leaves out those not wanted."""
 
 import dataclasses

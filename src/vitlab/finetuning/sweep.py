@@ -1,6 +1,6 @@
 """The learning rate sweep of a fine-tuning job on a held-out part of the training split (App. B.1.1).
 
-`run_job.py` calls `Sweep.run`. `RunStart` has what every run starts from, those of the sweep and the final ones.
+`run_job.py` calls `Sweep.run`. `RunStart` has what the runs of the sweep and the final runs start from.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ class Sweep:
     def score(self, lr: float, path: Path, limit: TimeLimit | None = None) -> Score:
         """Trains at this learning rate in the folder `path`, unless that is finished, and evaluates.
 
-        With a `head`, the metrics are those of the average of weights with the lowest loss, and `alpha` is its weight.
+        With a `head`, the average of weights with the lowest loss is scored, and `alpha` is its weight.
         If it may be the final run, its model is saved.
         """
         job = self.start.job

@@ -28,7 +28,7 @@ ENCODER: Row = (234, 300)
 HEAD: Row = (332, 368)
 CLASSES: Row = (394, 414)
 FILLS = {"token": "#e3edf6", "class": "#fbe7da", "encoder": "#def1ea", "projection": "#f3e6ef", "norm": "#f2eedd"}
-"""The layers of a block have the color of tokens, the head that of the class token, positions that of norms."""
+"""Layers of a block have the color of tokens, the head has the class token's, and positions have the norms'."""
 
 
 def draw_overview(image: UInt8[np.ndarray, "H W 3"]) -> Figure:

@@ -17,13 +17,13 @@ from vitlab.train.run_files import PLAN, RUNTIME
 MAX_INTERVAL = 0.2
 """Width of the 95 % interval of an accuracy above which the test images are too few to tell."""
 MIN_CONFUSED = 5
-"""Images of two classes, predicted as the other one, from which the two are named."""
+"""From so many mistakes between two classes on, the summary names the two."""
 MAX_CHARACTERS = 40
 """Longer lists of classes are not in the title, but their number."""
 
 
 class Summary(NamedTuple):
-    """Text in which backticks enclose code."""
+    """Text with code in backticks."""
 
     title: str
     """Data set and classes."""

@@ -98,10 +98,8 @@ def inspect_checkpoint(
             "of a ResNet's run without images, to see its training."
         )
     drawings = make_figures(inspection)
-    sections = []
-    for run in runs:
-        name = f"{run.folder.name}: {run.title}" if len(runs) > 1 else None
-        sections.append(run_section(run, name, device=torch_device))
+    names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
+    sections = [run_section(run, name, device=torch_device) for run, name in zip(runs, names, strict=True)]
     if not short:
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None

@@ -159,7 +159,7 @@ def with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def changes(before: Any, after: Any, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and new value of each setting in which two configs differ; of all settings if `before` is None."""
+    """Dotted name and new value of each setting that two configs do not share; of all settings if `before` is None."""
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name, None), getattr(after, field.name)
         if dataclasses.is_dataclass(new) and (before is None or type(old) is type(new)):

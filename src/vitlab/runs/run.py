@@ -1,6 +1,6 @@
 """A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads.
 
-`TrainingRun` is every run: of `pretrain`, of `vtab`, and in `finetuning` those of a job.
+`TrainingRun` is one run: of `pretrain`, of `vtab`, or of a job of `finetuning`.
 """
 
 import json

@@ -121,7 +121,7 @@ def _paper(run: PaperRun) -> TrainConfig:
 
 
 Points = Sequence[tuple[float, float]]
-"""(exaFLOPs, accuracy) of runs of a family. `means` are those of `runs`, in their order, in the mean over all seeds."""
+"""(exaFLOPs, accuracy) of runs of a family. `means` has the mean over all seeds of each of `runs`."""
 
 
 def select_front(runs: Points, means: Points) -> Points:

@@ -4,13 +4,12 @@
 the functions. Importing this does not import torch.
 """
 
-import functools
-import logging
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from vitlab.errors import warn_once
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing, pair
@@ -18,8 +17,6 @@ from vitlab.settings import Checked, PositiveInt
 
 if TYPE_CHECKING:
     from vitlab.weights.original_names import Origin
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,6 @@ def assumed_preprocessing(origin: "Origin", config: ModelConfig, mean: Any, std:
         size = images.size
     resize = None if images.crop is None else round(max(pair(size)) / images.crop)
     return Preprocessing(size, resize, interpolation=images.interpolation, mean=tuple(mean), std=tuple(std))
-
-
-@functools.cache  # a command reads a checkpoint several times
-def warn_once(line: str) -> None:
-    logger.warning("%s", line)
 
 
 def warn_assumptions(

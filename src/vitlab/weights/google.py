@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.errors import UserError, first_ten
+from vitlab.errors import UserError, first_ten, warn_once
 from vitlab.io import NPZ_ERRORS, reading_npz, write_arrays
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Variant, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing, pair
-from vitlab.weights.assumptions import warn_once
 from vitlab.weights.google_layout import (
     BIG_VISION_TABLE,
     BLOCK_PARTS,

@@ -84,7 +84,7 @@ def read_preprocessing(settings: dict[str, Any], family: Family, folder: Path) -
 
 
 def _read_resize(settings: dict[str, Any], processor: str) -> tuple[ImageSize | None, bool]:
-    """The size to resize to, and whether it is that of the shorter side (True) or of both sides (False)."""
+    """The size to resize to; True if the shorter side gets it, False if both sides do."""
     size = settings["size"]
     if isinstance(size, int) and not settings.get("default_to_square", processor not in ("Bit", "CLIP")):
         return size, True

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from vitlab.errors import warn_once
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import override
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions, warn_once
+from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions
 from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
 from vitlab.weights.layout import check_arrays, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
