@@ -107,9 +107,9 @@ def equations_page() -> str:
     lines = [
         "# Equations",
         "",
-        "Each in a few lines, on one photo and ViT-Ti/16 with random weights, and compared with what the model computes: "
-        f"equal means a largest error below {TOLERANCE:g} of the rms. `vitlab paper eq1` prints the same; with a "
-        "CHECKPOINT, for its weights.",
+        "Each in a few lines, on one photo and ViT-Ti/16 with random weights, and compared with what the model "
+        f"computes: equal means a largest error below {TOLERANCE:g} of the rms. `vitlab paper eq1` prints the same; "
+        "with a CHECKPOINT, for its weights.",
     ]
     for key, parts in parts_of("eq"):
         formula, _, rest = equation_text(key, Request()).partition("\n\n")
