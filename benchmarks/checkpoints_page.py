@@ -1,4 +1,4 @@
-"""Writes docs/checkpoints.md: which ViTs of timm and Hugging Face load here, and whether they compute the same.
+"""Writes docs/checkpoints.md: public checkpoints, and which ViTs of timm and Hugging Face compute the same here.
 
 `python benchmarks/checkpoints_page.py > docs/checkpoints.md` takes about 15 minutes on two cores. Each architecture is
 built by timm with two blocks and its own width, size and settings; every parameter is drawn at random. The folder that
@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 import vitlab
+from vitlab.commands.info import checkpoints
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
@@ -69,6 +70,12 @@ HUGGINGFACE: dict[str, dict[str, Any]] = {
     "SwinForImageClassification": {"depths": [1, 1, 1, 1]},
 }
 """Class, and settings that differ from its defaults."""
+REASONS = {
+    "the model has stem=": "hybrids are not written",
+    "attn_pool.mlp": "the MLP of its attention pooling has another width than timm's configuration",
+    "global_pool is 'map'": "its attention pooling leaves out the register tokens",
+}
+"""Words of a message -> a short reason in its place."""
 WRITERS = {"timm": write_timm, "huggingface": write_huggingface}
 HALF = (0.5,) * 3, (0.5,) * 3
 """Mean and std of what is written here."""
@@ -182,9 +189,13 @@ def write(model: Any, folder: Path, to: Literal["timm", "huggingface"]) -> tuple
 
 
 def _reason(message: str, folder: str) -> str:
-    pattern = r"^.*?\): |^.*? looks like |^ holds | Supported are .*|; supported: .*"
+    pattern = (
+        r"^.*?\): |^.*? looks like |^ holds | Supported are .*|; supported: .*|a Hugging Face model of type '.*?': "
+    )
     message = re.sub(pattern, "", message.replace(folder, ""))
-    return message[:150].replace("|", "/").replace("\n", " ")
+    for words, reason in REASONS.items():
+        message = reason if words in message else message
+    return message[:150].replace("|", "/").replace("\n", " ").strip(" .")
 
 
 def status(row: dict[str, Any]) -> str:
@@ -200,41 +211,66 @@ def table(rows: list[dict[str, Any]]) -> str:
     refused = [row for row in rows if status(row) == "refused"]
     loaded = [
         {
-            "architecture": row["architecture"],
-            "": status(row),
+            "architecture": row["architecture"] + ("" if status(row) == "equal" else ": DIFFERENT"),
             **{size: f"{row[size]:.1e}" if row[size] != "" else "" for size in ("native", "larger", "written")},
             "why not written": row["refused"].removeprefix("not written: "),
         }
         for row in rows
         if status(row) != "refused"
     ]
-    reasons = [{"architecture": row["architecture"], "why": row["refused"]} for row in refused]
+    reasons = collections.defaultdict[str, list[str]](list)
+    for row in refused:
+        reasons[row["refused"]].append(row["architecture"])
+    lines = "\n".join(f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in reasons.items())
     return f"""{format_table(loaded, markdown=True)}
 
 <details markdown="1">
 <summary>{len(refused)} are refused, and why</summary>
 
-{format_table(reasons, markdown=True)}
+{lines}
 
 </details>"""
+
+
+def public() -> str:
+    """The checkpoints of `vitlab list checkpoints`."""
+    rows = [
+        {
+            "checkpoint": f"`{row['checkpoint']}`" + (" (default)" if row["default"] else ""),
+            "parameters": f"{row['parameters'] / 1e6:.0f}M",
+            **{name: row[name] for name in ("image", "pre-training", "license", "good for")},
+        }
+        for row in checkpoints()
+    ]
+    return format_table(rows, markdown=True)
 
 
 def page(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
     """The text of docs/checkpoints.md."""
     counts, classes = collections.Counter(map(status, rows)), collections.Counter(map(status, others))
     written, others_written = (sum(row["written"] != "" for row in part) for part in (rows, others))
-    return f"""# Checkpoints of timm and Hugging Face
+    return f"""# Checkpoints
 
-Of the {len(rows)} architectures in timm {timm.__version__}'s modules {", ".join(MODULES)}, {counts["equal"]} compute
-here what they compute there, {counts["refused"]} are refused, and {counts["DIFFERENT"]} differ.
+## Which checkpoint to take
 
-An architecture is equal if the largest error of its outputs, relative to their root mean square, is at most {EQUAL:g}
-in float32 ({ROUNDING:g} with a ResNet, whose many layers amplify rounding), at its native size and at one of two more
-patches a side, and, written from here, as timm loads it: {written} can be. Of the {len(others)} classes of transformers
+`vitlab list checkpoints` prints this table. The names are for the CHECKPOINT argument of the commands. Parameters are
+without the head. The default's license, Apache-2.0, permits commercial use of the models trained from it.
+
+{public()}
+
+## How architectures were compared
+
+timm {timm.__version__} has {len(rows)} architectures in the modules {", ".join(MODULES)}. Of these,
+{counts["equal"]} compute the same outputs here, {counts["refused"]} are refused, and {counts["DIFFERENT"]} differ.
+{written} can also be written from here and loaded by timm. Of the {len(others)} classes of transformers
 {transformers.__version__} below, {classes["equal"]} are equal, {classes["refused"]} are refused, and
-{classes["DIFFERENT"]} differ; {others_written} can be written. Models have two blocks, the width and
-settings of the architecture, and random parameters. Written by
-`python benchmarks/checkpoints_page.py > docs/checkpoints.md` with torch {torch.__version__} on {platform.machine()}.
+{classes["DIFFERENT"]} differ; {others_written} can be written.
+
+The numbers are the largest errors, relative to the rms of the outputs, in float32: at the native size, with two more
+patches per side, and after writing from here and loading by the other library. Equal means at most {EQUAL:.0e}, or
+{ROUNDING:.0e} with a ResNet, whose many layers amplify rounding. The models have two blocks, the width and settings of
+the architecture, and random parameters. This page is written by
+`python benchmarks/checkpoints_page.py > docs/checkpoints.md` (torch {torch.__version__} on {platform.machine()}).
 
 ## timm
 

@@ -21,23 +21,22 @@ def models_page() -> str:
     counted = ", ".join(f"{row['model']} {row['parameters'] / 1e6:.1f}" for row in in_table_1)
     page = f"""# Models
 
-Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
+Every name that `vitlab.create_model` accepts, at its native size of 224 pixels, with 1,000 classes.
 `vitlab list models` prints the same. This page is written by `python benchmarks/models_page.py > docs/models.md`;
 `tests/commands/test_info.py` compares its counts with Google's code and with the paper.
 
-- **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
-  the layers that its name counts; its width is the root's, 64 times BiT's factor. Each layer of an axial ViT is two
-  blocks.
-- **patch**: side of a patch in pixels; of a hybrid, in places of the ResNet's feature map. **stride**: pixels from one
-  token to the next. R+ViT-Ti/16 is called so by those who published it; its stride is 32.
-- **tokens**: length of the sequence, the class token among it; of a ResNet, the places of its last feature map.
-- **GMACs**: billions of multiply-accumulates of the products in one forward pass of one image.
+- **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are those that its name
+  counts; its width is the root's, 64 times BiT's factor. Each layer of an axial ViT is two blocks.
+- **patch**: side of a patch in pixels; for a hybrid, in cells of the ResNet's feature map. **stride**: pixels from one
+  token to the next. The published name is R+ViT-Ti/16, although its stride is 32.
+- **tokens**: length of the sequence, including the class token; for a ResNet, the cells of its last feature map.
+- **GMACs**: billions of multiply-accumulates in one forward pass of one image.
 
-The paper gives 86M, 307M and 632M parameters to Base, Large and Huge (Table 1). Counted here, in millions:
+The paper gives 86M, 307M and 632M parameters for Base, Large and Huge (Table 1). Counted here, in millions:
 {counted}.
-Table 6's exaFLOPs are 6 x MACs x images seen (303 million an epoch), less what convolutions multiply with the zeros
-around their maps: ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the same
-model after 14 ([compute](records/equality.md#table-6s-compute)).
+GMACs include products with the zeros around a feature map. Table 6's exaFLOPs, 6 x MACs x images seen (303 million per
+epoch), do not, so its ResNets have about 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the
+same model after 14 ([compute](records/equality.md#table-6s-compute)).
 """
     for kind, title in FAMILIES.items():
         page += f"\n## {title}\n\n{_markdown([row for row in rows if row['kind'] == kind])}"

@@ -133,10 +133,10 @@ def gpu() -> list[dict[str, str]]:
                 "model": model,
                 "training, images/s": f"{training['images_per_s']['vitlab']['median']:,.0f}",
                 "MFU": f"{100 * training['mfu']:.0f} %",
-                "times timm": times(training["ratio"].get("timm")),
-                "training in eager mode, times timm": times(eager[f"{model}, train eager"]["ratio"]["timm"]),
+                "relative to timm": times(training["ratio"].get("timm")),
+                "in eager mode, relative to timm": times(eager[f"{model}, train eager"]["ratio"]["timm"]),
                 "inference, images/s": f"{inference['images_per_s']['vitlab']['median']:,.0f}",
-                "inference, times timm": times(inference["ratio"]["timm"]),
+                "inference, relative to timm": times(inference["ratio"]["timm"]),
             }
         )
     return table
@@ -154,11 +154,11 @@ def cpu() -> list[dict[str, str]]:
         inference = [row["ratio"] for row in read(infer)["rows"] if row["model"] == "ViT-S/16"] if infer else []
         table.append(
             {
-                "times as fast as": machine,
-                "timm, small ViT, training": times(small["timm, fused attention"]),
-                "timm without fused attention": times(small[plain]),
-                "timm, S/16 (C: Ti/16), training": times(large["timm, fused attention"]),
-                "timm, S/16, inference": times(inference[0]["timm"]) if inference else "-",
+                "speed relative to": machine,
+                "timm, training, small ViT": times(small["timm, fused attention"]),
+                "the same, plain attention": times(small[plain]),
+                "timm, training, S/16": times(large["timm, fused attention"]),
+                "timm, inference, S/16": times(inference[0]["timm"]) if inference else "-",
                 "Hugging Face": times(inference[0].get("huggingface")) if inference else "-",
                 "OpenVINO": times(inference[0].get("openvino")) if inference else "-",
             }
@@ -188,42 +188,56 @@ def duplicates() -> list[dict[str, str]]:
     return table
 
 
-def studies() -> list[dict[str, Any]]:
-    of = {verdict: collections.Counter[str]() for verdict in VERDICTS}
-    for path in sorted(RECORDED.glob("*.json")):
-        for claim in json.loads(path.read_text()).get("claims", ()):
-            of[claim["verdict"]][path.stem] += 1
+def claims() -> list[dict[str, str]]:
+    """Every claim of the recorded studies, with the name of its study."""
     return [
-        {
-            "verdict": verdict,
-            "claims": count.total(),
-            "studies": ", ".join(f"[{name}](studies/{name}/report.md) {n}" for name, n in count.items()),
-        }
-        for verdict, count in of.items()
+        {"study": path.stem, **claim}
+        for path in sorted(RECORDED.glob("*.json"))
+        for claim in json.loads(path.read_text()).get("claims", ())
     ]
 
 
+def studies() -> list[dict[str, Any]]:
+    count = collections.Counter(claim["verdict"] for claim in claims())
+    return [{"verdict": verdict, "claims": count[verdict]} for verdict in VERDICTS]
+
+
+def contradicted() -> str:
+    """The list of the contradicted claims."""
+    lines = [
+        f"- [{claim['study']}](studies/{claim['study']}/report.md): {claim['claim']} {claim['points']}"
+        for claim in claims()
+        if claim["verdict"] == "contradicted"
+    ]
+    return "\n".join(["Contradicted, with the difference in points:", "", *lines])
+
+
 def budgets() -> list[dict[str, Any]]:
+    """Without the busy jobs to which the other work came in the last 30 seconds or never."""
     lines = (ROOT / "benchmarks" / "results" / "budget.jsonl").read_text().splitlines()
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = collections.defaultdict(list)
+    groups: dict[tuple[int, int, str], list[float]] = collections.defaultdict(list)
+    cores = 0
     for row in map(json.loads, lines):
-        if "environment" not in row:
-            groups[row["budget"], row["machine"]].append(row)
+        if "environment" in row:
+            cores = row["environment"]["cores"]
+        elif row["machine"] == "idle" or row["moment"] < row["seconds"] - 30:
+            groups[row["budget"], cores, row["machine"]].append(row["seconds"])
     return [
         {
             "budget, s": budget,
-            "other work": "on all of its cores, from a random moment on" if machine == "busy" else "none",
-            "jobs": len(rows),
-            "shortest, s": round(min(row["seconds"] for row in rows)),
-            "longest, s": round(max(row["seconds"] for row in rows)),
+            "cores": cores,
+            "other work": "a process per core, from a random moment on" if machine == "busy" else "none",
+            "jobs": len(seconds),
+            "shortest, s": round(min(seconds)),
+            "longest, s": round(max(seconds)),
         }
-        for (budget, machine), rows in groups.items()
+        for (budget, cores, machine), seconds in groups.items()
     ]
 
 
 def training() -> list[dict[str, str]]:
     rows = recorded("training", "Training")
-    return [{name: row[name] for name in ("recipe", "minutes", "mean")} for row in rows if row["minutes"]]
+    return [{name: row[name] for name in ("recipe", "model", "minutes", "mean")} for row in rows if row["minutes"]]
 
 
 def interruptions() -> list[dict[str, str]]:
@@ -240,14 +254,16 @@ class Claim(NamedTuple):
     record: str
     """Of `docs/records`, with the heading's anchor."""
     table: Callable[[], list[dict[str, Any]]]
+    below: Callable[[], str] | None = None
+    """Text below the table."""
 
 
 CLAIMS = (
     Claim(
         "It computes what Google's code, timm and Hugging Face compute",
         "python -m pytest tests/weights tests/train/test_optim.py",
-        "Largest error over the rms of the outputs, in float32 and mostly with random weights: rounding, but for "
-        "torchvision's resizing.",
+        "Largest error relative to the rms of the outputs, in float32 and mostly with random weights. All of it is "
+        "rounding, except torchvision's resizing.",
         "equality.md#equality-with-googles-code",
         equality,
     ),
@@ -255,78 +271,86 @@ CLAIMS = (
         "With little data or time, `finetune` is more accurate than peers at their defaults",
         "python benchmarks/finetune_peers.py DATA --checkpoints CHECKPOINTS --budget 120 --test-images 500",
         "Mean test accuracy in %, from the same ViT-S/14. The difference shrinks with time and images: in the last row "
-        "AutoGluon is on a par. By epochs AutoGluon and timm have one seed of most sets.",
+        "AutoGluon is on par. In the rows by epochs, AutoGluon and timm have one seed for most sets.",
         "finetuning.md#a-classifier-in-two-minutes",
         peers,
     ),
     Claim(
-        "`--budget` keeps its time, whatever else the machine does",
-        "python benchmarks/budget.py DATA CHECKPOINT",
-        "Seconds of the whole process, imports and report included, on four data sets.",
+        "`--budget` keeps its time, also on a busy machine",
+        "python benchmarks/budget.py DATA S14",
+        "Seconds of the whole process, imports and report included, on four data sets. A job with more test than "
+        "training images may end late, because the test is never shortened.",
         "finetuning.md#a-budget-that-holds",
         budgets,
     ),
     Claim(
         "The average of head and fine-tuned model is better than either",
-        "python benchmarks/finetune_stages.py DATA --checkpoint CHECKPOINT",
-        "Test accuracy in %, three seeds. Fine-tuning helps photographs and harms digits; the average does not.",
+        "python benchmarks/finetune_stages.py DATA --checkpoint S14",
+        "Test accuracy in %, three seeds. Fine-tuning helps on photographs and harms on digits; the average is "
+        "the best on each, or close to it.",
         "finetuning.md#stages-of-fine-tuning",
         stages,
     ),
     Claim(
         "On an H200 it is as fast as timm, or faster",
         "python benchmarks/gpu.py --no-correct",
-        "At 224 pixels in bfloat16, compiled but for one column. With larger models the difference becomes smaller.",
+        "Training and inference at 224 pixels in bfloat16, compiled except for one column. With larger models the "
+        "difference is smaller.",
         "speed.md#training-speed-on-a-gpu",
         gpu,
     ),
     Claim(
-        "On a CPU it trains faster than timm's default, and infers as fast",
+        "On a CPU it trains faster than timm's default, and is as fast at inference",
         "python benchmarks/train_cpu.py && python benchmarks/peer_speed.py ViT-S/16",
-        "Most of it is the choice of attention: without its fused one, timm trains the small ViT as fast on three of "
-        "four machines. OpenVINO infers faster.",
+        "Most of the difference is the attention kernel: with plain attention, timm is as fast on three of four "
+        "[machines](records/index.md#machines). OpenVINO is faster at inference. On C, Ti/16 was trained, not S/16.",
         "speed.md#training-speed-on-a-cpu",
         cpu,
     ),
     Claim(
         "The loader reads about twice as many images as timm's default",
         "python benchmarks/loader.py shards:data/flowers102",
-        "Images/s and core, times timm's, on four machines. Plain torchvision is as fast.",
+        "Images/s per core, relative to timm, on four [machines](records/index.md#machines). Plain torchvision is as "
+        "fast.",
         "speed.md#loader",
         loader,
     ),
     Claim(
         "A run that was killed ends with the same bytes",
         "",
-        "Every file of the killed and resumed runs equals an uninterrupted run's.",
+        "Every file of the killed and resumed runs equals that of an uninterrupted run.",
         "training.md#interrupted-runs",
         interruptions,
     ),
     Claim(
         "Near-duplicates are found after compression, mirroring and small crops",
         "python benchmarks/dedup.py",
-        "Of 400 changed images of each set. CIFAR-10's own test images have near-duplicates in train.",
+        "Share of 400 changed images of each set. 4.3 % of CIFAR-10's own test images have near-duplicates in train.",
         "evaluation.md#near-duplicates",
         duplicates,
     ),
     Claim(
-        "In small, more of the paper's claims hold than fail",
+        "At small scale, more of the paper's claims hold than fail",
         "vitlab study NAME",
-        "Ten studies of core-hours, by 95 % intervals over seeds. A verdict is about this scale, not the paper's.",
+        "Ten studies of one to four core-hours, by 95 % intervals over seeds. A verdict is about this scale, not the "
+        "paper's.",
         "studies.md",
         studies,
+        contradicted,
     ),
     Claim(
-        "Small ViTs train from scratch in minutes",
-        "vitlab pretrain tiny-cifar10 --compile True",
-        "Test accuracy over three seeds on two cores; `tiny-digits` was chosen with the test split in sight.",
+        "Small models train from scratch in minutes",
+        "OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m vitlab pretrain tiny-cifar10 --compile True",
+        "Test accuracy over three seeds. A hybrid is a small ResNet and one Transformer block, and was trained by two "
+        "processes, one core each. `tiny-digits` ran on one core and was chosen with the test split in view.",
         "training.md#training",
         training,
     ),
     Claim(
         "Pre-trained weights make the difference on few images",
-        "vitlab probe CHECKPOINT --dataset shards:data/flowers102 --train-split trainval --kind linear",
-        "Flowers-102 by a ViT-S/14 that was fine-tuned for saliency, so these are not DINOv2's own accuracies.",
+        "vitlab probe S14 --dataset shards:data/flowers102 --train-split trainval --kind linear",
+        "Test accuracy on Flowers-102 with a ViT-S/14 that was fine-tuned for saliency, so these are not DINOv2's own "
+        "accuracies.",
         "evaluation.md#evaluation-of-a-checkpoint-flowers-102",
         lambda: recorded("evaluation", "Evaluation of a checkpoint: Flowers-102"),
     ),
@@ -337,13 +361,14 @@ def results_page() -> str:
     """The text of `docs/results.md`: a section for each claim."""
     page = """# Results
 
-What was measured in November 2026: for each claim what it means, the command, a table. Machines, commits, spreads, and
-what was not measured: [the records](records/index.md).
+Measured in November 2026. Each claim has its meaning, the command and a table. [The records](records/index.md) have the
+machines, commits and spreads, how the `S14`, DATA and CHECKPOINTS of the commands are made, and what was not measured.
 """
     for claim in CLAIMS:
         command = f" `{claim.command}`." if claim.command else ""
         text = f"{claim.meaning}{command} [Record](records/{claim.record})."
         page += f"\n## {claim.heading}\n\n{text}\n\n{format_table(claim.table(), markdown=True)}\n"
+        page += f"\n{claim.below()}\n" if claim.below else ""
     return page
 
 
