@@ -9,7 +9,7 @@ from staged_job import make_start, tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.finetuning.final_runs import train_and_test
+from vitlab.finetuning.run_job import train_and_test
 from vitlab.finetuning.scores import format_score
 from vitlab.finetuning.stages import ALPHAS
 from vitlab.finetuning.sweep import Sweep
@@ -24,7 +24,7 @@ def test_the_weights_are_averaged_with_those_of_the_head(
     """As the trial run chose; both runs train the same model, and what is tested is what is saved."""
     start = make_start(workdir, pretrained, staged)
     assert start.head is not None
-    score = Sweep.create(start).score(3e-3, tmp_path / "trial").metrics
+    score = Sweep(start).score(3e-3, tmp_path / "trial").metrics
     assert score["alpha"] in (*ALPHAS, 1.0)
     assert f"{score['alpha']:.0%}" in format_score(score) or score["alpha"] == 1
     config = start.run_config(3e-3)

@@ -39,7 +39,7 @@ def test_the_held_out_score_of_the_head_is_that_of_its_model(
     start = make_start(workdir, pretrained, dataclasses.replace(staged, loss=loss))
     assert start.head is not None
     rest, _ = hold_out_indices(start.job.splits.train, staged.held_out, staged.seed)
-    held_out = Sweep.create(start).splits.val
+    held_out = Sweep(start).splits.val
     evaluation = evaluate_split(start.job.config, start.head.create_classifier(rest), held_out)
     score = start.head.score_held_out()
     assert score["accuracy"] == evaluation.accuracy

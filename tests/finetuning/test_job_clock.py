@@ -12,7 +12,7 @@ from staged_job import tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.finetuning import final_runs, head, protocol, representations, sweep
+from vitlab.finetuning import head, protocol, representations, run_job, sweep
 from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.plan import Plan, Task
 from vitlab.finetuning.representations import FrozenCheckpoint
@@ -155,7 +155,7 @@ def test_test_images_decide_nothing(
 ) -> None:
     """All choices are made before the first of them is looked at."""
     splits = []
-    for module in (sweep, final_runs, run_module, head):
+    for module in (sweep, run_job, run_module, head):
         evaluate = module.evaluate_split
         monkeypatch.setattr(
             module,

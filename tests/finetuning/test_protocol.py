@@ -14,7 +14,7 @@ from PIL import Image
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.finetuning import final_runs, protocol, run_job, sweep
+from vitlab.finetuning import protocol, run_job, sweep
 from vitlab.finetuning.held_out import hold_out
 from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
@@ -72,7 +72,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]]
         return train(config, folder, model, dataset, *args, **options)
 
     monkeypatch.setattr(run_module, "train", recorded_train)
-    for module in (run_module, sweep, final_runs):
+    for module in (run_module, sweep, run_job):
 
         def evaluate_split(*args: Any, evaluate_split: Any = module.evaluate_split) -> Any:
             evaluated.append(args[2].split)

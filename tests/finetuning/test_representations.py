@@ -31,7 +31,7 @@ def test_representations_in_bfloat16(
     rounding = np.abs(low.fitter.plain.x - x).max() / np.abs(x).max()
     assert 0 < rounding < 0.03
     assert low.plain_head.accuracy == pytest.approx(full.plain_head.accuracy, abs=0.02)
-    test = low.test(tmp_path / "linear").test
+    test = low.test(tmp_path / "linear")["test"]
     assert test["computed_in"] == "float32"
     assert test["accuracy"] == evaluate_checkpoint(tmp_path / "linear").accuracy
 

@@ -18,7 +18,7 @@ from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
-from vitlab.finetuning import final_runs, protocol, run_job
+from vitlab.finetuning import protocol, run_job
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.finetuning.scores import Score
 from vitlab.inspection.finished_run import Run
@@ -98,7 +98,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     monkeypatch.setattr(protocol, "measure_cost", measure)
     one = dataclasses.replace(staged, learning_rates=(3e-3,), sweep_steps=None)
     with monkeypatch.context() as patch:
-        patch.setattr(final_runs, "train_and_test", stopped)
+        patch.setattr(run_job, "train_and_test", stopped)
         with pytest.raises(KeyboardInterrupt):
             tune(workdir, one, tmp_path / "out")
     tune(workdir, one, tmp_path / "out")

@@ -36,7 +36,7 @@ def test_the_average_of_least_held_out_loss(
     averages, evaluate = [losses[-1], *losses[:-1]], run_module.evaluate_split
     monkeypatch.setattr(sweep_module, "evaluate_split", evaluate_split)
     monkeypatch.setattr(run_module, "evaluate_split", evaluate_split)
-    score = Sweep.create(make_start(workdir, pretrained, staged)).score(3e-3, tmp_path / "trial").metrics
+    score = Sweep(make_start(workdir, pretrained, staged)).score(3e-3, tmp_path / "trial").metrics
     assert (score["alpha"], score["loss"]) == (alpha, min(losses))
 
 
@@ -52,7 +52,7 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
 
     monkeypatch.setattr(FittedHead, "fit_start", recorded)
     start = make_start(workdir, pretrained, staged)
-    sweep = Sweep.create(start)
+    sweep = Sweep(start)
     sweep.score(1e-3, workdir.parent / "scored")
     assert fitted == [len(sweep.splits.train)]
     assert fitted[0] is not None

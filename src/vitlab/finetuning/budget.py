@@ -122,17 +122,10 @@ class _Costs:
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
-        if self._step_is_missing_and_fits(config):
-            self.measure_at(config, train=True)
-        elif side(config) not in self.by_side and self.left() >= self.reserved:
-            self.measure_at(config, train=False)
-        else:
+        step_is_missing = bool(config.runs) and side(config) not in self.timed
+        seconds = timing_seconds(config, self.cost_of(config).train(config.model)) if step_is_missing else 0.0
+        train = step_is_missing and self.left() - seconds >= self.reserved
+        if not train and (side(config) in self.by_side or self.left() < self.reserved):
             return False
+        self.measure_at(config, train)
         return True
-
-    def _step_is_missing_and_fits(self, config: FinetuneConfig) -> bool:
-        """Whether a training step at this size is not timed yet, and there is time for it."""
-        if not config.runs or side(config) in self.timed:
-            return False
-        seconds = timing_seconds(config, self.cost_of(config).train(config.model))
-        return self.left() - seconds >= self.reserved

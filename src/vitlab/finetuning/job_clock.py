@@ -4,10 +4,8 @@ The decisions are part of the job's state. `plan.json` keeps them with the plan 
 interrupted job decides the same again.
 """
 
-import contextlib
 import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,6 @@ from vitlab.train.clock import Clock, TimeLimit
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.run_files import PLAN
 from vitlab.train.workdir import Workdir, write_json
-
-MIN_TIMED_SECONDS = 5.0
-"""Shorter work is not compared with its plan, because starting takes a second or two."""
 
 
 @dataclass
@@ -38,11 +33,6 @@ class JobClock:
     _folder: Workdir | None = None
 
     @property
-    def limited(self) -> bool:
-        """Whether there is a budget."""
-        return self.clock is not None
-
-    @property
     def image_seconds(self) -> float:
         """Planned seconds for the representation of an image; 0 without a plan."""
         return self.plan.cost.represent(self.plan.config.model) if self.plan else 0.0
@@ -54,11 +44,6 @@ class JobClock:
     def after(self, stage: str) -> float:
         """Planned seconds of the stages after this one; 0 without a plan."""
         return self.plan.after(stage) if self.plan else 0.0
-
-    @property
-    def left_out(self) -> list[str]:
-        """The parts that did not fit."""
-        return [part for part, fits in self.decisions.items() if not fits]
 
     def open(self, folder: Workdir) -> None:
         """Keeps the decisions in the folder of the job; reads those of an interrupted one."""
@@ -77,24 +62,20 @@ class JobClock:
         if self.clock is None:
             return True
         if part not in self.decisions:
-            self.decisions[part] = self._fits_now(seconds + after)
+            self.decisions[part] = self._fits_now(self.clock, seconds + after)
             self._save()
         return self.decisions[part]
 
-    def _fits_now(self, seconds: float) -> bool:
-        clock = self.clock
-        return clock is None or self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * seconds)
+    def _fits_now(self, clock: Clock, seconds: float) -> bool:
+        return self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * seconds)
 
     def report(self) -> Report:
         """The largest report that the time left allows, which may be more than was planned; the whole one without a
         budget. Not kept: the same command makes a better one later."""
-        if (plan := self.plan) is None or self.clock is None:
+        if (plan := self.plan) is None or (clock := self.clock) is None:
             return "whole"
-        kinds: tuple[Report, Report] = ("whole", "short")
-        for kind in kinds:
-            if self._fits_now(plan.report_seconds(kind)):
-                return kind
-        return "none"
+        kinds: tuple[Report, ...] = ("whole", "short")
+        return next((kind for kind in kinds if self._fits_now(clock, plan.report_seconds(kind))), "none")
 
     def limit(self, stage: str, later: float) -> TimeLimit | None:
         """The time limit of a training run; the fraction `later` of its stage follows it, and then all later stages."""
@@ -102,14 +83,6 @@ class JobClock:
             return None
         step_seconds = plan.config.batch_size * plan.cost.train(plan.config.model)
         return TimeLimit(self.clock, step_seconds, later * plan.stage(stage) + plan.after(stage))
-
-    @contextlib.contextmanager
-    def timed(self, planned: float) -> Iterator[None]:
-        """Compares the planned seconds of the work inside with those that it takes, if it is long enough to tell."""
-        start = time.monotonic()
-        yield
-        if self.clock is not None and planned >= MIN_TIMED_SECONDS:
-            self.clock.compare(planned, time.monotonic() - start)
 
     def _save(self) -> None:
         if self._folder is None or not self._folder.writes or self.plan is None or self.clock is None:
