@@ -15,13 +15,13 @@ from vitlab.finetuning.stages import ALPHAS
 from vitlab.finetuning.sweep import Sweep
 from vitlab.runs import run as run_module
 from vitlab.runs.run import RunResult
-from vitlab.weights import load_metadata, load_model
+from vitlab.weights import load_model
 
 
 def test_the_weights_are_averaged_with_those_of_the_head(
     workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
-    """As the trial run chose; both runs train the same model, and what is tested is what is saved."""
+    """Both runs train the same model, and what is tested is what is saved."""
     start = make_start(workdir, pretrained, staged)
     assert start.head is not None
     score = Sweep(start).score(3e-3, tmp_path / "trial").metrics
@@ -41,28 +41,11 @@ def test_the_weights_are_averaged_with_those_of_the_head(
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
-    workdir: Path, staged: FinetuneConfig, tmp_path: Path
-) -> None:
-    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None)
-    results = [tune(workdir, dataclasses.replace(config, alpha=a), tmp_path / str(a)).result for a in (None, 1.0)]
-    assert [result["alpha"] for result in results] == [0.25, 1.0]
-    assert load_metadata(tmp_path / "None")["alpha"] == 0.25
-    card = (tmp_path / "None" / "model" / "README.md").read_text()
-    assert "| weights | 25% fine-tuned, 75% those of the initial model" in card
-    assert results[0]["test"] != results[1]["test"]
-    averaged, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
-    head = load_model(tmp_path / "1.0" / "linear").state_dict()
-    for name, weights in averaged.items():
-        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its average of weights; killed at any place, the same."""
-    config, out = dataclasses.replace(staged, refit=False), tmp_path / "out"
+    config, out = dataclasses.replace(staged, refit=False, learning_rates=(1e-3, 3e-3)), tmp_path / "out"
     done = tune(workdir, config, out)
     lr, alpha = done.result["learning_rate"], done.result["alpha"]
     best = next(score for score in done.result["sweep"] if score["learning_rate"] == lr)
@@ -82,10 +65,8 @@ def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
 
 @pytest.mark.usefixtures("pretrained")
 def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    """The best of several rates from a head of zeros."""
-    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None, learning_rates=(3e-3, 1e-2), steps=8)
+    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None, learning_rates=(3e-3, 1e-2), steps=2)
     result = tune(workdir, config, tmp_path / "out").result
     trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
     assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())
-    assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
     assert len(result["runs"]) == 1

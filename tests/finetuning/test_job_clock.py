@@ -11,7 +11,6 @@ import torch
 from staged_job import tune
 
 from vitlab.config import FinetuneConfig
-from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.finetuning import head, protocol, representations, run_job, sweep
 from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.plan import Plan, Task
@@ -72,10 +71,22 @@ def budgeted(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: 
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_where_all_fits_nothing_changes(workdir: Path, one_rate: FinetuneConfig, tmp_path: Path) -> None:
-    with_clock = budgeted(workdir, one_rate, tmp_path / "clock")
+def test_where_all_fits_nothing_changes(
+    workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all choices are made before the first test image is looked at."""
     without = tune(workdir, one_rate, tmp_path / "none").result
-    assert with_clock == without
+    splits = []
+    for module in (sweep, run_job, run_module, head):
+
+        def recorded(config: Any, model: Any, data: Any, world: Any, evaluate: Any = module.evaluate_split) -> Any:
+            splits.append(data.split)
+            return evaluate(config, model, data, world)
+
+        monkeypatch.setattr(module, "evaluate_split", recorded)
+    assert budgeted(workdir, one_rate, tmp_path / "clock") == without
+    first = splits.index("test")
+    assert ({*splits[:first]}, {*splits[first:]}) == ({"held_out"}, {"test"})
     plan = json.loads((tmp_path / "clock" / "plan.json").read_text())
     assert all(plan["decisions"].values())
     assert plan["stages"][0]["stage"] == "read"
@@ -91,9 +102,7 @@ def test_the_head_alone(
     done = tune(workdir, one_rate, tmp_path / "out", budget=600.0, open_settings=OPEN)
     assert (done.result["left_out"], done.result["chosen"], done.result["sweep"]) == (["fine-tuning"], "linear", [])
     assert "fine-tuning" in done.summary()
-    left_out = "Left out, since the machine was slower than planned: fine-tuning."
-    assert left_out in describe_choices(tmp_path / "out")
-    assert done.result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
+    assert any("Left out" in sentence and "fine-tuning" in sentence for sentence in describe_choices(tmp_path / "out"))
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -147,24 +156,3 @@ def test_the_head_takes_the_images_that_there_is_time_for(
     assert result["left_out"] == ["part 3 of 8 of the head's images", "augmented view 1", "fine-tuning"]
     assert result["test"]["accuracy"] > 0.5
     assert budgeted(workdir, config, tmp_path / "out") == result
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_test_images_decide_nothing(
-    workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All choices are made before the first of them is looked at."""
-    splits = []
-    for module in (sweep, run_job, run_module, head):
-        evaluate = module.evaluate_split
-        monkeypatch.setattr(
-            module,
-            "evaluate_split",
-            lambda config, model, data, world, evaluate=evaluate: (
-                splits.append(data.split) or evaluate(config, model, data, world)
-            ),
-        )
-    budgeted(workdir, one_rate, tmp_path / "out")
-    first = splits.index("test")
-    assert {*splits[:first]} == {"held_out"}
-    assert {*splits[first:]} == {"test"}

@@ -120,19 +120,41 @@ def test_initial_weights_drawn_by_seed(
         assert torch.equal(first["position.table"][:, :1], usual["position.table"][:, :1])  # the class token's
 
 
+RESNET = ResNetConfig(image_size=8, body=ResNetBody((1,), width=32, version="v2"))
+
+
 @pytest.mark.parametrize(
-    "model",
+    ("model", "changes", "options", "word"),
     [
-        ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="sincos2d"),
-        ResNetConfig(image_size=8, body=ResNetBody((1,), width=32, version="v2")),
+        (
+            ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="sincos2d"),
+            {"fresh_positions": True},
+            {},
+            "has none",
+        ),
+        (RESNET, {"fresh_positions": True}, {}, "has none"),
+        (RESNET, {}, {"interpolation": "corners"}, "interpolation='corners'"),
     ],
 )
-def test_fresh_positions_of_a_model_without_any(model: ModelConfig, single: FinetuneConfig, tmp_path: Path) -> None:
+def test_a_model_without_positions(
+    model: ModelConfig, changes: Any, options: Any, word: str, single: FinetuneConfig, tmp_path: Path
+) -> None:
     save_model(build_model(model), tmp_path / "model")
-    plain = dataclasses.replace(single.model, image_size=8, dropout=0.0)
-    with pytest.raises(ValueError, match="the checkpoint has none"):
-        tune(tmp_path / "model", dataclasses.replace(single, model=plain, fresh_positions=True), tmp_path / "out")
+    plain = dataclasses.replace(single, model=dataclasses.replace(single.model, image_size=8, dropout=0.0), **changes)
+    with pytest.raises(UserError, match=word):
+        tune(tmp_path / "model", plain, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_later_decision_replaces_the_reason(workdir: Path, pretrained: RunResult, search: FinetuneConfig) -> None:
+    splits = load_splits(pretrained.config.data)
+    job = FinetuneJob(workdir, "", splits, search, RunContext(torch.device("cpu")), print)
+    first = job.decide("the first", dataclasses.replace(job.config, runs=3, seed=3))
+    second = first.decide("the second", dataclasses.replace(first.config, runs=4))
+    assert first.reasons == (("seed", 3, "the first"), ("runs", 3, "the first"))
+    assert second.reasons == (("seed", 3, "the first"), ("runs", 4, "the second"))
+    assert (second.config.runs, second.config.seed) == (4, 3)
+    assert second.decide("nothing", second.config) == second
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -249,7 +271,7 @@ def test_interrupted_anywhere(
     class CrashError(Exception):
         pass
 
-    short = dataclasses.replace(search, steps=6, runs=1, checkpoint_every=2)
+    short = dataclasses.replace(search, steps=4, runs=1, log_every=2, checkpoint_every=2)
     straight = tune(workdir, short, tmp_path / "straight")
     folder, left, crashes = tmp_path / "killed", 0, 0
 
@@ -272,7 +294,7 @@ def test_interrupted_anywhere(
     while True:
         finished = {path.parent.name for path in folder.rglob("result.json")}
         trained.clear()
-        left = int(lives.integers(10))  # events of this life
+        left = int(lives.integers(1, 10))  # events of this life
         try:
             done = tune(workdir, short, folder)
             break
@@ -281,7 +303,7 @@ def test_interrupted_anywhere(
             repeated = {label.replace("rate ", "lr-").replace("run ", "run-") for label, _ in trained}
             assert not repeated & finished
             assert crashes < 60
-    assert crashes > 5
+    assert crashes > 2
     assert done.result == straight.result
     assert contents(folder) == contents(tmp_path / "straight")
 
@@ -337,7 +359,6 @@ def test_a_shortened_search(workdir: Path, pretrained: RunResult, search: Finetu
 
 @pytest.mark.usefixtures("pretrained")
 def test_a_folder_with_unreadable_images(workdir: Path, single: FinetuneConfig, tmp_path: Path) -> None:
-    """They are left out and listed, unless the user wants an error."""
     for name, level in (("bright", 210), ("dark", 40)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(10):
@@ -353,9 +374,6 @@ def test_a_folder_with_unreadable_images(workdir: Path, single: FinetuneConfig, 
     assert all(f"{path}: " in done.summary() for path in paths)
     assert [row["class"] for row in done.result["test"]["per_class"]] == ["bright", "dark"]
     assert settings_of(tmp_path / "out")["examples"] + done.result["test"]["images"] == 20
-    strict = dataclasses.replace(config, steps=12, data=dataclasses.replace(data, on_error="raise"))
-    with pytest.raises(ValueError, match=r"cannot read the image .*text\.jpg"):
-        tune(workdir, strict, tmp_path / "strict")
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -390,11 +408,3 @@ def test_the_folder_of_a_job_without_one(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.chdir(tmp_path / "flowers")
     for dataset in ("folder:.", "folder:../flowers", "csv:flowers.csv", "flowers"):
         assert default_workdir(dataset) == Path("runs/finetune-flowers")
-
-
-def test_a_resnet_has_no_positions_to_interpolate(tmp_path: Path) -> None:
-    model = ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2)
-    save_model(build_model(model), tmp_path / "resnet")
-    config = FinetuneConfig(steps=1, data=DataConfig(name="digits"))
-    with pytest.raises(UserError, match="interpolation='corners'"):
-        sweep_and_finetune(tmp_path / "resnet", config, tmp_path / "out", interpolation="corners", device="cpu")

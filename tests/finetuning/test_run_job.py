@@ -116,16 +116,23 @@ def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_pa
 
 
 @pytest.mark.usefixtures("pretrained")
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None, steps=4)
-    tune(workdir, config, tmp_path / "out")
-    before, after = load_model(workdir).state_dict(), load_model(tmp_path / "out" / "run-0").state_dict()
+@pytest.mark.parametrize(("blocks", "alpha"), [(0, None), (1, 1.0)])
+def test_without_a_sweep_the_last_blocks_are_trained_and_averaged(
+    blocks: int, alpha: float | None, workdir: Path, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    """By a quarter, unless `alpha` is given."""
+    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, steps=4)
+    out = tmp_path / "out"
+    result = tune(workdir, dataclasses.replace(config, trained_blocks=blocks, alpha=alpha), out).result
+    before, after = load_model(workdir).state_dict(), load_model(out / "run-0").state_dict()
     changed = {n for n in after.keys() - {"head.weight", "head.bias"} if not torch.equal(before[n], after[n])}
     depth = len({name.split(".")[1] for name in before if name.startswith("blocks.")})
     assert any(name.startswith("norm.") for name in changed) == (blocks > 0)
     assert all(name.startswith(("norm.", f"blocks.{depth - 1}.")) for name in changed)
     assert any(name.startswith("blocks.") for name in changed) == (blocks > 0)
+    assert result["alpha"] == load_metadata(out)["alpha"] == (alpha or 0.25)
+    card = (out / "model" / "README.md").read_text()
+    assert ("| weights | 25% fine-tuned, 75% those of the initial model" in card) == (alpha is None)
 
 
 @pytest.fixture
