@@ -5,24 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from staged_job import make_start, tune
+from staged_job import tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.finetuning.run_job import train_and_test
 from vitlab.finetuning.scores import format_score
 from vitlab.finetuning.stages import ALPHAS
-from vitlab.finetuning.sweep import Sweep
+from vitlab.finetuning.sweep import RunStart, Sweep
 from vitlab.runs import run as run_module
-from vitlab.runs.run import RunResult
 from vitlab.weights import load_model
 
 
-def test_the_weights_are_averaged_with_those_of_the_head(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
-) -> None:
+def test_the_weights_are_averaged_with_those_of_the_head(start: RunStart, tmp_path: Path) -> None:
     """Both runs train the same model, and what is tested is what is saved."""
-    start = make_start(workdir, pretrained, staged)
     assert start.head is not None
     score = Sweep(start).score(3e-3, tmp_path / "trial").metrics
     assert score["alpha"] in (*ALPHAS, 1.0)

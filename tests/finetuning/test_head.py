@@ -46,10 +46,7 @@ def test_the_held_out_score_of_the_head_is_that_of_its_model(
     assert score["loss"] == pytest.approx(evaluation.metrics()["loss"], rel=1e-4)
 
 
-def test_the_head_of_a_new_model_predicts_as_the_least_squares(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig
-) -> None:
-    start = make_start(workdir, pretrained, staged)
+def test_the_head_of_a_new_model_predicts_as_the_least_squares(start: RunStart) -> None:
     assert start.head is not None
     model, head = start.create_model(0).eval(), start.head.head
     frozen = start.head.fitter.plain

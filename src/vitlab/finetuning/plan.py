@@ -206,8 +206,9 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
 
     @functools.cache
     def longer_plan(minutes: int) -> Plan | None:
+        larger = replace(task, budget=60 * minutes)
         try:
-            return choose(replace(task, budget=60 * minutes), lambda _: plan.cost, PLANNED_FRACTION * 60 * minutes)
+            return choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)
         except UserError:
             return None
 
