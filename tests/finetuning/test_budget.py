@@ -8,9 +8,7 @@ from made_up_machine import CONFIG, Timer, measure, plan, task
 
 from vitlab.config import FinetuneConfig
 from vitlab.finetuning.budget import MEASURED_FRACTION, best_size, fit_budget
-from vitlab.finetuning.plan import (
-    REPORT_FRACTION,
-)
+from vitlab.finetuning.plan import REPORT_FRACTION
 from vitlab.finetuning.stages import Images
 from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION

@@ -10,15 +10,7 @@ from made_up_machine import BUDGETS, CONFIG, IMAGES, OPEN, Timer, measure, plan,
 from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
 from vitlab.finetuning.budget import fit_budget
-from vitlab.finetuning.plan import (
-    ENOUGH_STEPS,
-    MIN_EPOCHS,
-    MIN_STEPS,
-    choose,
-    head_only,
-    left_out,
-    with_steps,
-)
+from vitlab.finetuning.plan import ENOUGH_STEPS, MIN_EPOCHS, MIN_STEPS, choose, head_only, left_out, with_steps
 from vitlab.finetuning.stages import Images
 from vitlab.recipes.rules import REFIT_EPOCHS, SHORT_MIN_AREA
 from vitlab.runs.cost import ImageCost

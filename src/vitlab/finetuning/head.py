@@ -27,8 +27,7 @@ from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead,
 from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.evaluation.result import headline
 from vitlab.finetuning.held_out import has_val, hold_out_indices, left_out_groups, left_out_name
-from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.job import FinetuneJob, JobClock
 from vitlab.finetuning.representations import FrozenCheckpoint
 from vitlab.models.vit import Model
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint

@@ -20,8 +20,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.finetuning.budget import Measure, best_size, fit_budget
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
-from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.job import FinetuneJob, JobClock
 from vitlab.finetuning.plan import Plan, Task, left_out
 from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.run_job import run_stages, train_and_test

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged_job import tune
+from staged_job import make_job, tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.finetuning import head, protocol, representations, run_job, sweep
@@ -18,6 +18,7 @@ from vitlab.finetuning.representations import FrozenCheckpoint
 from vitlab.finetuning.sweep import Sweep
 from vitlab.inspection.run_section import describe_choices
 from vitlab.runs import run as run_module
+from vitlab.runs.run import RunResult
 from vitlab.train.clock import Clock
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
@@ -156,3 +157,13 @@ def test_the_head_takes_the_images_that_there_is_time_for(
     assert result["left_out"] == ["part 3 of 8 of the head's images", "augmented view 1", "fine-tuning"]
     assert result["test"]["accuracy"] > 0.5
     assert budgeted(workdir, config, tmp_path / "out") == result
+
+
+def test_a_later_decision_replaces_the_reason(workdir: Path, pretrained: RunResult, staged: FinetuneConfig) -> None:
+    job = make_job(workdir, pretrained, staged)
+    first = job.decide("the first", dataclasses.replace(job.config, runs=2, seed=3))
+    second = first.decide("the second", dataclasses.replace(first.config, runs=4))
+    assert first.reasons == (("seed", 3, "the first"), ("runs", 2, "the first"))
+    assert second.reasons == (("seed", 3, "the first"), ("runs", 4, "the second"))
+    assert (second.config.runs, second.config.seed) == (4, 3)
+    assert second.decide("nothing", second.config) == second
