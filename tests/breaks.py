@@ -207,10 +207,10 @@ train/loop.py: The learning rate of a run that its time budget has shortened doe
 + lr = learning_rate(config.optim, state.step, run.schedule.planned)
 pytest train/test_loop.py -k resumed_run_keeps
 
-finetuning/job_clock.py: A resumed job decides anew what its time budget leaves out.
+finetuning/job.py: A resumed job decides anew what its time budget leaves out.
 - self.decisions = dict(saved.get("decisions", {}))
 + self.decisions = {}
-pytest finetuning/test_job_clock.py -k sweep_is_the_final
+pytest finetuning/test_job.py -k sweep_is_the_final
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = total_exaflops * 1e18 / (flops_per_s * count)

@@ -6,10 +6,7 @@ from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.finetuning.budget import fit_budget
-from vitlab.finetuning.plan import (
-    Plan,
-    Task,
-)
+from vitlab.finetuning.plan import Plan, Task
 from vitlab.finetuning.stages import Images
 from vitlab.models import ViTConfig
 from vitlab.recipes.finetune import staged

@@ -19,7 +19,7 @@ from vitlab.runs.run import RunContext, RunResult
 from vitlab.runs.splits import Splits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def staged(config: TrainConfig) -> FinetuneConfig:
     """Three rates, each for eight of the twenty steps, on four other digits at the size of pre-training."""
     return FinetuneConfig(
@@ -47,6 +47,16 @@ def make_job(workdir: Path, pretrained: RunResult, config: FinetuneConfig) -> Fi
     data = dataclasses.replace(config.data, name="digits")
     adapted = adapt_config(pretrained.config.model, dataclasses.replace(config, data=data), 4)
     return FinetuneJob(workdir, "", Splits(train, test, test), adapted, RunContext(torch.device("cpu"), False), print)
+
+
+@pytest.fixture(scope="session")
+def start(
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path_factory: pytest.TempPathFactory
+) -> RunStart:
+    """What the runs of `staged` start from, with its least-squares head."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return make_start(workdir, pretrained, staged)
 
 
 def make_start(workdir: Path, pretrained: RunResult, config: FinetuneConfig) -> RunStart:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from pretrained_run import config, pretrained, workdir
-from staged_job import staged
+from staged_job import staged, start
 
 from vitlab.inspection import write_pages
 
-__all__ = ["config", "pretrained", "staged", "workdir"]
+__all__ = ["config", "pretrained", "staged", "start", "workdir"]
 
 
 @pytest.fixture(autouse=True)

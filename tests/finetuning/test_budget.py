@@ -8,9 +8,7 @@ from made_up_machine import CONFIG, Timer, measure, plan, task
 
 from vitlab.config import FinetuneConfig
 from vitlab.finetuning.budget import MEASURED_FRACTION, best_size, fit_budget
-from vitlab.finetuning.plan import (
-    REPORT_FRACTION,
-)
+from vitlab.finetuning.plan import REPORT_FRACTION
 from vitlab.finetuning.stages import Images
 from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
@@ -27,7 +25,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
         measured.append(config.model.image_hw[0])
         return measure(config, slower=1.7 if config.model.image_hw[0] < 150 else 1.0)
 
-    for seconds in (70, 90, 300):
+    for seconds in (70, 300):
         measured.clear()
         made = plan(seconds, measure=slow_when_small)
         assert made.config.model.image_hw[0] in measured
@@ -36,12 +34,12 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
     assert made.config.model.image_hw[0] == 224  # although by the first measurement it takes too long
 
 
-@pytest.mark.parametrize("speed", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("speed", [0.01, 1.0])
 def test_measuring_is_a_small_part(speed: float) -> None:
     """However slow the machine: a training step is timed where a tenth of the time suffices for it. A job is planned
     for any time, and the report is a fifth of it at most."""
     few = Images(39, 6)
-    for seconds in (1, 10, 30, 90, 300, 3600):
+    for seconds in (1, 30, 300, 3600):
         timer = Timer(seconds)
 
         def timed(config: FinetuneConfig, train: bool, timer: Timer = timer) -> ImageCost:
@@ -54,7 +52,7 @@ def test_measuring_is_a_small_part(speed: float) -> None:
         assert made.stage("report") <= REPORT_FRACTION * seconds
 
 
-@pytest.mark.parametrize("seconds", [60, 70, 90, 120, 300, 900])
+@pytest.mark.parametrize("seconds", [60, 90, 900])
 def test_measuring_takes_of_the_time(seconds: int) -> None:
     timer = Timer(seconds)
 
@@ -67,7 +65,7 @@ def test_measuring_takes_of_the_time(seconds: int) -> None:
     assert made.seconds <= PLANNED_FRACTION * timer.left()
 
 
-@pytest.mark.parametrize(("best", "chosen"), [(84, 112), (160, 154), (224, 224)])
+@pytest.mark.parametrize(("best", "chosen"), [(160, 154), (224, 224)])
 def test_the_size_with_the_least_loss(best: int, chosen: int) -> None:
     """Of half, 70 % and all of the largest side, and not larger; with a budget and without."""
     compared: list[tuple[int, int]] = []

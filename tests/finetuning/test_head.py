@@ -39,23 +39,14 @@ def test_the_held_out_score_of_the_head_is_that_of_its_model(
     start = make_start(workdir, pretrained, dataclasses.replace(staged, loss=loss))
     assert start.head is not None
     rest, _ = hold_out_indices(start.job.splits.train, staged.held_out, staged.seed)
-    held_out = Sweep.create(start).splits.val
+    held_out = Sweep(start).splits.val
     evaluation = evaluate_split(start.job.config, start.head.create_classifier(rest), held_out)
     score = start.head.score_held_out()
     assert score["accuracy"] == evaluation.accuracy
     assert score["loss"] == pytest.approx(evaluation.metrics()["loss"], rel=1e-4)
 
 
-def test_without_a_refit_there_is_one_run_of_a_sweep(staged: FinetuneConfig) -> None:
-    for changes in ({"runs": 3}, {"learning_rates": (), "sweep_steps": None}):
-        with pytest.raises(ValueError, match="refit=False takes the best run of the sweep"):
-            dataclasses.replace(staged, refit=False, **changes)
-
-
-def test_the_head_of_a_new_model_predicts_as_the_least_squares(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig
-) -> None:
-    start = make_start(workdir, pretrained, staged)
+def test_the_head_of_a_new_model_predicts_as_the_least_squares(start: RunStart) -> None:
     assert start.head is not None
     model, head = start.create_model(0).eval(), start.head.head
     frozen = start.head.fitter.plain
@@ -194,7 +185,6 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
     config = dataclasses.replace(staged, data=data, learning_rates=(3e-3,), sweep_steps=None)
     config = dataclasses.replace(config, batch_size=2, steps=2, held_out=0.5)
     options: dict[str, Any] = {"open_settings": ("runs", "learning_rates")}
-    assert tune(workdir, config, tmp_path / "whole", **options).result["sweep"]
     for name in ("bright", "dark"):
         (tmp_path / "photos" / "train" / name / "1.png").write_bytes(b"")
     log: list[str] = []
@@ -208,7 +198,7 @@ def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConf
 def test_too_many_classes_for_the_head(staged: FinetuneConfig) -> None:
     check_head(staged)
     many = dataclasses.replace(staged, model=dataclasses.replace(staged.model, num_classes=20_000))
-    with pytest.raises(ValueError, match=r"20,000 classes are too many .*, at most 10,000; give --recipe custom"):
+    with pytest.raises(ValueError, match=r"20,000 .* 10,000; give --recipe custom"):
         check_head(many)
     check_head(dataclasses.replace(many, head=None))
 
@@ -225,7 +215,6 @@ def test_memory_limits_views_then_images(
 ) -> None:
     """Of too many images as many of each class are taken."""
     labels = np.repeat(np.arange(4), (50, 10, 10, 10))
-
     monkeypatch.setattr(head_module, "MAX_ELEMENTS", 5 * (170 if several else 40))
     job = make_job(workdir, pretrained, staged)
     train = Dataset("made", "train", tuple("abcd"), labels, np.zeros((80, 8, 8, 3), np.uint8))
@@ -238,14 +227,19 @@ def test_memory_limits_views_then_images(
     assert several or np.bincount(chosen).tolist() == [10, 10, 10, 10]
 
 
-def test_settings_that_contradict(staged: FinetuneConfig) -> None:
-    with pytest.raises(ValueError, match=r"alpha=1 has no effect .*; leave it out, or give one rate"):
-        dataclasses.replace(staged, alpha=1.0)
-    with pytest.raises(ValueError, match=r"alpha=1 has no effect without head"):
-        FinetuneConfig(steps=1, alpha=1.0)
-    with pytest.raises(ValueError, match="runs=0 tests the least-squares head alone"):
-        FinetuneConfig(steps=1, runs=0)
-    contradictions: list[dict[str, Any]] = [{"from_scratch": True}, {"fresh_positions": True}, {"head_std": 0.1}]
-    for changes in contradictions:
-        with pytest.raises(ValueError, match=r"fitted to the checkpoint as it is; .* or give --recipe custom"):
-            FinetuneConfig(steps=1, head="least_squares", **changes)
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"alpha": 1.0}, "give one rate"),
+        ({"alpha": 1.0, "head": None}, "alpha=1 has no effect without head"),
+        ({"runs": 0, "head": None}, "runs=0"),
+        ({"refit": False, "runs": 3}, "requires runs=1"),
+        ({"refit": False, "learning_rates": (), "sweep_steps": None}, "learning_rates that are tried"),
+        ({"from_scratch": True}, "--recipe custom"),
+        ({"fresh_positions": True}, "--recipe custom"),
+        ({"head_std": 0.1}, "--recipe custom"),
+    ],
+)
+def test_settings_that_contradict(staged: FinetuneConfig, changes: dict[str, Any], way_out: str) -> None:
+    with pytest.raises(ValueError, match=way_out):
+        dataclasses.replace(staged, **changes)

@@ -16,7 +16,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.data.splits import stratified_split
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.finetuning import final_runs, protocol, run_job
+from vitlab.finetuning import protocol, run_job
 from vitlab.finetuning import sweep as sweep_module
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob
@@ -88,7 +88,7 @@ def test_choices_are_made_on_the_val_of_the_user(
         scored.setdefault(len(dataset), set()).update(entry.path for entry in dataset.entries)
         return evaluate_split(*arguments)
 
-    for module in (run_module, sweep_module, final_runs):
+    for module in (run_module, sweep_module, run_job):
         monkeypatch.setattr(module, "evaluate_split", spy)
     done = tune(
         workdir, dataclasses.replace(own, refit=refit), tmp_path / "out", log=log.append, open_settings={"held_out"}

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from staged_job import tune
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.finetuning import final_runs, protocol, run_job, sweep
+from vitlab.finetuning import protocol, run_job, sweep
 from vitlab.finetuning.held_out import hold_out
 from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
-from vitlab.finetuning.result import Finetuned
+from vitlab.finetuning.protocol import default_workdir
 from vitlab.finetuning.sweep import RunStart
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
@@ -57,10 +57,6 @@ def single(search: FinetuneConfig) -> FinetuneConfig:
     return dataclasses.replace(search, learning_rates=(), runs=1, steps=1)
 
 
-def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
-    return sweep_and_finetune(checkpoint, config, folder, device="cpu", tensorboard=False, **options)
-
-
 def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]], list[str]]:
     """(label, images) of every training and the split of every evaluation, from here on."""
     trained: list[tuple[str, int]] = []
@@ -72,7 +68,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]]
         return train(config, folder, model, dataset, *args, **options)
 
     monkeypatch.setattr(run_module, "train", recorded_train)
-    for module in (run_module, sweep, final_runs):
+    for module in (run_module, sweep, run_job):
 
         def evaluate_split(*args: Any, evaluate_split: Any = module.evaluate_split) -> Any:
             evaluated.append(args[2].split)
@@ -120,18 +116,29 @@ def test_initial_weights_drawn_by_seed(
         assert torch.equal(first["position.table"][:, :1], usual["position.table"][:, :1])  # the class token's
 
 
+RESNET = ResNetConfig(image_size=8, body=ResNetBody((1,), width=32, version="v2"))
+
+
 @pytest.mark.parametrize(
-    "model",
+    ("model", "changes", "options", "word"),
     [
-        ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="sincos2d"),
-        ResNetConfig(image_size=8, body=ResNetBody((1,), width=32, version="v2")),
+        (
+            ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="sincos2d"),
+            {"fresh_positions": True},
+            {},
+            "has none",
+        ),
+        (RESNET, {"fresh_positions": True}, {}, "has none"),
+        (RESNET, {}, {"interpolation": "corners"}, "interpolation='corners'"),
     ],
 )
-def test_fresh_positions_of_a_model_without_any(model: ModelConfig, single: FinetuneConfig, tmp_path: Path) -> None:
+def test_a_model_without_positions(
+    model: ModelConfig, changes: Any, options: Any, word: str, single: FinetuneConfig, tmp_path: Path
+) -> None:
     save_model(build_model(model), tmp_path / "model")
-    plain = dataclasses.replace(single.model, image_size=8, dropout=0.0)
-    with pytest.raises(ValueError, match="the checkpoint has none"):
-        tune(tmp_path / "model", dataclasses.replace(single, model=plain, fresh_positions=True), tmp_path / "out")
+    plain = dataclasses.replace(single, model=dataclasses.replace(single.model, image_size=8, dropout=0.0), **changes)
+    with pytest.raises(UserError, match=word):
+        tune(tmp_path / "model", plain, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -337,7 +344,6 @@ def test_a_shortened_search(workdir: Path, pretrained: RunResult, search: Finetu
 
 @pytest.mark.usefixtures("pretrained")
 def test_a_folder_with_unreadable_images(workdir: Path, single: FinetuneConfig, tmp_path: Path) -> None:
-    """They are left out and listed, unless the user wants an error."""
     for name, level in (("bright", 210), ("dark", 40)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(10):
@@ -353,36 +359,29 @@ def test_a_folder_with_unreadable_images(workdir: Path, single: FinetuneConfig, 
     assert all(f"{path}: " in done.summary() for path in paths)
     assert [row["class"] for row in done.result["test"]["per_class"]] == ["bright", "dark"]
     assert settings_of(tmp_path / "out")["examples"] + done.result["test"]["images"] == 20
-    strict = dataclasses.replace(config, steps=12, data=dataclasses.replace(data, on_error="raise"))
-    with pytest.raises(ValueError, match=r"cannot read the image .*text\.jpg"):
-        tune(workdir, strict, tmp_path / "strict")
 
 
 @pytest.mark.usefixtures("pretrained")
 @pytest.mark.parametrize(
-    ("size", "folder", "message"),
+    ("size", "lr", "folder", "message"),
     [
-        (18, "out", r"18x18 cannot be cut into patches of 4x4.* 16, 20"),
-        (None, "out", r"64 pixels are far from the 8 .* 64 times the patches; .*--image-size 16"),
-        (16, "full", "is not empty and holds no run"),
+        (18, 0.1, "out", "18x18 .* 16, 20"),
+        (None, 0.1, "out", "--image-size 16"),
+        (16, 0.1, "full", "holds no run"),
+        (16, 0.3, "out", r"optim.lr is 0\.3"),
     ],
 )
 def test_errors_before_the_data_is_read(
-    size: int | None, folder: str, message: str, workdir: Path, search: Any, tmp_path: Path, monkeypatch: Any
+    size: int | None, lr: float, folder: str, message: str, workdir: Path, search: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(protocol, "load_splits", lambda *_: pytest.fail("the data was read"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "else.txt").write_text("else")
-    config = dataclasses.replace(search, model=dataclasses.replace(search.model, image_size=64))
+    optim = dataclasses.replace(search.optim, lr=lr)
+    config = dataclasses.replace(search, model=dataclasses.replace(search.model, image_size=64), optim=optim)
     with pytest.raises(UserError, match=message):
         tune(workdir, config, tmp_path / folder, image_size=size)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_rate_that_the_search_leaves_out(workdir: Path, search: FinetuneConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(search, optim=dataclasses.replace(search.optim, lr=0.3))
-    with pytest.raises(UserError, match=r"optim.lr is 0.3, and learning_rates .* add it to learning_rates"):
-        tune(workdir, config, tmp_path)
 
 
 def test_the_folder_of_a_job_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -390,11 +389,3 @@ def test_the_folder_of_a_job_without_one(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.chdir(tmp_path / "flowers")
     for dataset in ("folder:.", "folder:../flowers", "csv:flowers.csv", "flowers"):
         assert default_workdir(dataset) == Path("runs/finetune-flowers")
-
-
-def test_a_resnet_has_no_positions_to_interpolate(tmp_path: Path) -> None:
-    model = ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2)
-    save_model(build_model(model), tmp_path / "resnet")
-    config = FinetuneConfig(steps=1, data=DataConfig(name="digits"))
-    with pytest.raises(UserError, match="interpolation='corners'"):
-        sweep_and_finetune(tmp_path / "resnet", config, tmp_path / "out", interpolation="corners", device="cpu")

@@ -16,22 +16,21 @@ from vitlab.finetuning.held_out import hold_out_indices
 from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.representations import FrozenCheckpoint
 from vitlab.finetuning.stages import head_images
+from vitlab.finetuning.sweep import RunStart
 from vitlab.runs.run import RunResult
 
 
 def test_representations_in_bfloat16(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, tmp_path: Path
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, start: RunStart, tmp_path: Path
 ) -> None:
     """In the precision of training; the head is as good, and its model and test are in float32."""
-    low, full = (
-        fit_head(make_job(workdir, pretrained, dataclasses.replace(staged, precision=precision)))
-        for precision in ("bfloat16", "float32")
-    )
+    low, full = fit_head(make_job(workdir, pretrained, dataclasses.replace(staged, precision="bfloat16"))), start.head
+    assert full is not None
     x = full.fitter.plain.x
     rounding = np.abs(low.fitter.plain.x - x).max() / np.abs(x).max()
     assert 0 < rounding < 0.03
     assert low.plain_head.accuracy == pytest.approx(full.plain_head.accuracy, abs=0.02)
-    test = low.test(tmp_path / "linear").test
+    test = low.test(tmp_path / "linear")["test"]
     assert test["computed_in"] == "float32"
     assert test["accuracy"] == evaluate_checkpoint(tmp_path / "linear").accuracy
 
@@ -41,13 +40,15 @@ def test_where_fine_tuning_follows_the_head_takes_few_of_many_images(
     workdir: Path,
     pretrained: RunResult,
     staged: FinetuneConfig,
+    start: RunStart,
     monkeypatch: pytest.MonkeyPatch,
     limit: int,
     shots: int,
 ) -> None:
     """As many of each class, and those held out, which it is scored on; alone it takes all."""
     job = make_job(workdir, pretrained, staged)
-    train, everything = job.splits.train, compute_plain(job)
+    assert start.head is not None
+    train, everything = job.splits.train, start.head.fitter.plain
     for module in (representations, stages):
         monkeypatch.setattr(module, "HEAD_IMAGES", limit)
         monkeypatch.setattr(module, "HEAD_SHOTS", 5)

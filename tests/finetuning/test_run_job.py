@@ -18,13 +18,17 @@ from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
-from vitlab.finetuning import final_runs, protocol, run_job
+from vitlab.finetuning import protocol, run_job
 from vitlab.finetuning.protocol import sweep_and_finetune
-from vitlab.finetuning.scores import Score
+from vitlab.finetuning.run_job import train_and_test
+from vitlab.finetuning.scores import Score, format_score
+from vitlab.finetuning.stages import ALPHAS
+from vitlab.finetuning.sweep import RunStart, Sweep
 from vitlab.inspection.finished_run import Run
 from vitlab.inspection.run_section import run_section
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import build_model
+from vitlab.runs import run as run_module
 from vitlab.runs.cost import ImageCost
 from vitlab.runs.run import RunResult
 from vitlab.train.microbatch import StepCost
@@ -98,7 +102,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     monkeypatch.setattr(protocol, "measure_cost", measure)
     one = dataclasses.replace(staged, learning_rates=(3e-3,), sweep_steps=None)
     with monkeypatch.context() as patch:
-        patch.setattr(final_runs, "train_and_test", stopped)
+        patch.setattr(run_job, "train_and_test", stopped)
         with pytest.raises(KeyboardInterrupt):
             tune(workdir, one, tmp_path / "out")
     tune(workdir, one, tmp_path / "out")
@@ -116,16 +120,74 @@ def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_pa
 
 
 @pytest.mark.usefixtures("pretrained")
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
-    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None, steps=4)
-    tune(workdir, config, tmp_path / "out")
-    before, after = load_model(workdir).state_dict(), load_model(tmp_path / "out" / "run-0").state_dict()
+@pytest.mark.parametrize(("blocks", "alpha"), [(0, None), (1, 1.0)])
+def test_without_a_sweep_the_last_blocks_are_trained_and_averaged(
+    blocks: int, alpha: float | None, workdir: Path, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    """By a quarter, unless `alpha` is given."""
+    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, steps=4)
+    out = tmp_path / "out"
+    result = tune(workdir, dataclasses.replace(config, trained_blocks=blocks, alpha=alpha), out).result
+    before, after = load_model(workdir).state_dict(), load_model(out / "run-0").state_dict()
     changed = {n for n in after.keys() - {"head.weight", "head.bias"} if not torch.equal(before[n], after[n])}
     depth = len({name.split(".")[1] for name in before if name.startswith("blocks.")})
     assert any(name.startswith("norm.") for name in changed) == (blocks > 0)
     assert all(name.startswith(("norm.", f"blocks.{depth - 1}.")) for name in changed)
     assert any(name.startswith("blocks.") for name in changed) == (blocks > 0)
+    assert result["alpha"] == load_metadata(out)["alpha"] == (alpha or 0.25)
+    card = (out / "model" / "README.md").read_text()
+    assert ("| weights | 25% fine-tuned, 75% those of the initial model" in card) == (alpha is None)
+
+
+def test_the_weights_are_averaged_with_those_of_the_head(start: RunStart, tmp_path: Path) -> None:
+    """Both runs train the same model, and what is tested is what is saved."""
+    assert start.head is not None
+    score = Sweep(start).score(3e-3, tmp_path / "trial").metrics
+    assert score["alpha"] in (*ALPHAS, 1.0)
+    assert f"{score['alpha']:.0%}" in format_score(score) or score["alpha"] == 1
+    config = start.run_config(3e-3)
+    results = [train_and_test(start, config, tmp_path / str(alpha), alpha) for alpha in (1.0, 0.25)]
+    tuned, averaged = (load_model(tmp_path / name).state_dict() for name in ("1.0", "0.25"))
+    head = start.head.create_classifier().state_dict()
+    for name, weights in averaged.items():
+        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
+    assert not torch.equal(averaged["head.weight"], tuned["head.weight"])
+    assert results[1]["test"]["loss"] == evaluate_checkpoint(tmp_path / "0.25").record()["loss"]
+    assert results[0]["test"]["loss"] != results[1]["test"]["loss"]
+    (tmp_path / "0.25" / "result.json").unlink()  # killed before its last line: tested again
+    assert train_and_test(start, config, tmp_path / "0.25", 0.25) == results[1]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_the_best_run_of_the_sweep_is_the_final_one(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its average of weights; killed at any place, the same."""
+    config, out = dataclasses.replace(staged, refit=False, learning_rates=(1e-3, 3e-3)), tmp_path / "out"
+    done = tune(workdir, config, out)
+    lr, alpha = done.result["learning_rate"], done.result["alpha"]
+    best = next(score for score in done.result["sweep"] if score["learning_rate"] == lr)
+    assert (done.result["chosen"], alpha) == ("run-0", best["alpha"])
+    trained = load_model(out / f"sweep/lr-{lr}" / "model").state_dict()
+    for folder in (out, out / "run-0"):
+        assert all(torch.equal(weights, trained[name]) for name, weights in load_model(folder).state_dict().items())
+    assert done.result["test"]["accuracy"] == evaluate_checkpoint(out).accuracy
+    logs = [(out / f / "metrics.jsonl").read_text() for f in ("run-0", f"sweep/lr-{lr}")]
+    assert logs[0] == logs[1] != ""
+    monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trains again"))
+    for killed in ("result.json", "run-0/result.json"):
+        (out / killed).unlink()
+        assert tune(workdir, config, out).result == done.result
+    assert (out / "run-0/metrics.jsonl").read_text() == logs[1]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_refit_and_without_a_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(staged, refit=False, head=None, sweep_steps=None, learning_rates=(3e-3, 1e-2), steps=2)
+    result = tune(workdir, config, tmp_path / "out").result
+    trained = load_model(tmp_path / f"out/sweep/lr-{result['learning_rate']}" / "model").state_dict()
+    assert all(torch.equal(weights, trained[n]) for n, weights in load_model(tmp_path / "out").state_dict().items())
+    assert len(result["runs"]) == 1
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ import math
 import pytest
 from made_up_machine import CONFIG
 
-from vitlab.finetuning.plan import (
-    Plan,
-    with_steps,
-)
+from vitlab.finetuning.plan import Plan, with_steps
 from vitlab.finetuning.stages import Images
 from vitlab.runs.cost import ImageCost
 from vitlab.train.microbatch import StepCost

@@ -6,25 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from staged_job import make_start
 
-from vitlab.config import FinetuneConfig
 from vitlab.finetuning import sweep as sweep_module
 from vitlab.finetuning.head import FittedHead
-from vitlab.finetuning.sweep import Sweep
+from vitlab.finetuning.sweep import RunStart, Sweep
 from vitlab.runs import run as run_module
-from vitlab.runs.run import RunResult
 
 
 @pytest.mark.parametrize(("losses", "alpha"), [((1.0, 0.5, 2.0, 3.0), 0.5), ((3.0, 2.0, 1.0, 0.5), 1.0)])
 def test_the_average_of_least_held_out_loss(
-    workdir: Path,
-    pretrained: RunResult,
-    staged: FinetuneConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    losses: tuple[float, ...],
-    alpha: float,
+    start: RunStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: tuple[float, ...], alpha: float
 ) -> None:
     """`losses` of ALPHAS and of the fine-tuned model itself."""
 
@@ -36,12 +27,12 @@ def test_the_average_of_least_held_out_loss(
     averages, evaluate = [losses[-1], *losses[:-1]], run_module.evaluate_split
     monkeypatch.setattr(sweep_module, "evaluate_split", evaluate_split)
     monkeypatch.setattr(run_module, "evaluate_split", evaluate_split)
-    score = Sweep.create(make_start(workdir, pretrained, staged)).score(3e-3, tmp_path / "trial").metrics
+    score = Sweep(start).score(3e-3, tmp_path / "trial").metrics
     assert (score["alpha"], score["loss"]) == (alpha, min(losses))
 
 
 def test_the_search_starts_from_a_head_without_the_held_out_images(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+    start: RunStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int | None] = []
     fit = FittedHead.fit_start
@@ -51,9 +42,7 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
         return fit(self, indices)
 
     monkeypatch.setattr(FittedHead, "fit_start", recorded)
-    start = make_start(workdir, pretrained, staged)
-    sweep = Sweep.create(start)
-    sweep.score(1e-3, workdir.parent / "scored")
+    sweep = Sweep(start)
+    sweep.score(1e-3, tmp_path / "scored")
     assert fitted == [len(sweep.splits.train)]
-    assert fitted[0] is not None
-    assert fitted[0] < len(start.job.splits.train)
+    assert len(sweep.splits.train) < len(start.job.splits.train)

@@ -27,15 +27,10 @@ def test_components_are_the_principal_ones() -> None:
         np.testing.assert_allclose(component.reshape(-1), expected, atol=1e-4)
 
 
-def test_filters_of_a_model() -> None:
-    model = ViT(BASE)
-    assert filters_of(model, n=3).shape == (3, 4, 4, 3)
-    for filters, side, count in ((64, 2, 12), (9, 4, 8)):  # no more than there are dimensions
-        assert filter_components(torch.randn(filters, 3, side, side)).shape == (count, side, side, 3)
-    assert np.array_equal(filters_of(model.to(torch.bfloat16)), filter_components(model.embedding.weight).numpy())
-
-
-def test_filters_of_a_hybrid_are_its_first_convolutions() -> None:
+def test_filters_are_those_of_the_patch_embedding_or_of_a_hybrids_first_convolution() -> None:
+    plain = ViT(BASE).to(torch.bfloat16)  # 28 of its 31, fewer where there are fewer dimensions
+    assert np.array_equal(filters_of(plain), filter_components(plain.embedding.weight).numpy())
+    assert filter_components(torch.randn(64, 3, 2, 2)).shape == (12, 2, 2, 3)
     model = ViT(replace(BASE, image_size=32, patch_size=1, stem=ResNetBody((1,), width=64)))
     assert model.stem is not None
     weight = model.stem.root.weight.detach().double()
@@ -46,9 +41,10 @@ def test_filters_of_a_hybrid_are_its_first_convolutions() -> None:
     np.testing.assert_allclose(components[:4], filter_components(standard.float()).numpy()[:4], atol=5e-3)
 
 
-@pytest.mark.parametrize("position", ["1d", "2d"])
-@pytest.mark.parametrize(("at", "copies"), [("stem", 1), ("every", 3)])
-@pytest.mark.parametrize("prefix", [{"distilled": True, "registers": 1}, {"pool": "gap"}])
+@pytest.mark.parametrize(
+    ("position", "at", "copies", "prefix"),
+    [("1d", "stem", 1, {"distilled": True, "registers": 1}), ("2d", "every", 3, {"pool": "gap"})],
+)
 def test_positions_of_a_model(position, at, copies: int, prefix: dict) -> None:
     """What the model adds to tokens of zeros, by cosines."""
     model = ViT(override(BASE, position=position, position_at=at, position_std=1.0, **prefix))
@@ -82,7 +78,7 @@ def plain_components(tokens: np.ndarray) -> np.ndarray:
     return colors.reshape(*tokens.shape[:3], 3)
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6, 8), (2, 2, 3, 40), (1, 1, 4, 5), (1, 1, 2, 6), (1, 2, 1, 1), (2, 1, 2, 2)])
+@pytest.mark.parametrize("shape", [(4, 5, 6, 8), (2, 2, 3, 40), (1, 1, 2, 6), (2, 1, 2, 2)])
 def test_token_components_equal_plain_numpy(shape: tuple[int, ...]) -> None:
     """More patches than numbers, fewer, and fewer than three of either."""
     rng = np.random.default_rng(0)

@@ -18,10 +18,10 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspection import write_pages
+from vitlab.inspection import run_section, write_pages
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
-from vitlab.inspection.write_pages import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
+from vitlab.inspection.write_pages import as_text, inspect_checkpoint, report
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import build_model
@@ -33,6 +33,12 @@ from vitlab.weights import load_model, save_model
 pytestmark = pytest.mark.usefixtures("unrendered")
 SIZES: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 16}
 RESNET = ResNetConfig(image_size=16, body=ResNetBody((1, 1), width=32, version="v2"))
+
+
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_section, "MAX_SHOWN", 2)
+    monkeypatch.setattr(write_pages, "DISTANCE_IMAGES", 8)
 
 
 @pytest.fixture
@@ -158,7 +164,7 @@ def test_a_sweep_shows_its_test_images_and_each_of_its_runs(run: Path, tmp_path:
         shutil.copytree(run, search / name)
     result = inspect_checkpoint(search, [], tmp_path / "out", shown=4, image_size=16, device="cpu")
     assert result["image_size"] == [16, 16]
-    assert result["images"] == min(DISTANCE_IMAGES, len(load_dataset("digits", "test", classes=(0, 1, 2))))
+    assert result["images"] == 8
     assert len(result["shown"]) == 4
     assert all(re.fullmatch(r"digits/test\[\d+\], [012]", image["path"]) for image in result["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())

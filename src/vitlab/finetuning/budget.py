@@ -34,7 +34,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     `head_loss`, and the last plan takes none above the best: small images may be harder to classify when they are
     enlarged. Raises UserError as `choose` does.
     """
-    sizes = task.sizes()
+    sizes = task.sizes
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
     costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
     plan = costs.choose_and_measure(task)
@@ -55,7 +55,7 @@ def best_size(task: Task, measure: Measure, head_loss: HeadLoss) -> FinetuneConf
     if not math.isfinite(total):  # a model that only fits when it is sharded
         return task.config
     best = _best_side(task, task.config, lambda _: cost, total, head_loss)
-    return next(config for config in task.sizes() if side(config) == best)
+    return next(config for config in task.sizes if side(config) == best)
 
 
 def _best_side(
@@ -71,7 +71,7 @@ def _best_side(
     """
     compared: dict[int, FinetuneConfig] = {}
     for fraction in COMPARED_SIZES:
-        config = min(task.sizes(), key=lambda config: abs(side(config) - fraction * side(largest)))
+        config = min(task.sizes, key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
     image_seconds = sum(cost_of(config).represent(config.model) for config in compared.values())  # at all sizes
     needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
@@ -101,7 +101,7 @@ class _Costs:
             try:
                 plan = choose(task, self.cost_of, self.available())
             except UserError:  # too little time by the cost at another size: measured at the smallest it may be lower
-                if not self.measure_if_time(task.sizes()[-1]):
+                if not self.measure_if_time(task.sizes[-1]):
                     raise
                 continue
             if not self.measure_if_time(plan.config):
@@ -122,17 +122,10 @@ class _Costs:
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
-        if self._step_is_missing_and_fits(config):
-            self.measure_at(config, train=True)
-        elif side(config) not in self.by_side and self.left() >= self.reserved:
-            self.measure_at(config, train=False)
-        else:
+        step_is_missing = bool(config.runs) and side(config) not in self.timed
+        seconds = timing_seconds(config, self.cost_of(config).train(config.model)) if step_is_missing else 0.0
+        train = step_is_missing and self.left() - seconds >= self.reserved
+        if not train and (side(config) in self.by_side or self.left() < self.reserved):
             return False
+        self.measure_at(config, train)
         return True
-
-    def _step_is_missing_and_fits(self, config: FinetuneConfig) -> bool:
-        """Whether a training step at this size is not timed yet, and there is time for it."""
-        if not config.runs or side(config) in self.timed:
-            return False
-        seconds = timing_seconds(config, self.cost_of(config).train(config.model))
-        return self.left() - seconds >= self.reserved

@@ -27,8 +27,7 @@ from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead,
 from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.evaluation.result import headline
 from vitlab.finetuning.held_out import has_val, hold_out_indices, left_out_groups, left_out_name
-from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.job import FinetuneJob, JobClock
 from vitlab.finetuning.representations import FrozenCheckpoint
 from vitlab.models.vit import Model
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
@@ -96,16 +95,6 @@ def _broadcast_head(head: LinearHead | None, width: int, world: World) -> Linear
 
 
 @dataclass(frozen=True)
-class HeadTest:
-    """The content of result.json of the tested head."""
-
-    fit: dict[str, Any]
-    """How it was fitted, and the leave-one-out metrics."""
-    test: dict[str, Any]
-    """The record of the test."""
-
-
-@dataclass(frozen=True)
 class FittedHead:
     """The result of the stage: two heads for all training images, and the same two for a run on a part of them.
 
@@ -159,21 +148,19 @@ class FittedHead:
             metrics["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return metrics
 
-    def test(self, path: Path) -> HeadTest:
-        """Tests the head and saves it in the folder `path`; reads the result if that is finished."""
+    def test(self, path: Path) -> dict[str, Any]:
+        """Tests the head and saves it in the folder `path`, unless that is finished; returns the content of
+        result.json: in `least_squares` how it was fitted, in `test` the record of the test."""
         job, splits = self.fitter.job, self.fitter.job.splits
         config, world = job.config.single(), job.context.world
         settings = run_settings("finetune", job.init_id, splits, config) | {"trained": "head"}
         with Workdir(path, settings, tensorboard=False, world=world) as folder:
             if folder.finished:
-                result = folder.read_result()
-            else:
-                model = self.create_classifier().to(job.context.device)
-                test = evaluate_split(config, model, splits.test, world).with_thresholds(self.head.label_thresholds)
-                job.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
-                fit = self._fit_record()
-                result = write_run(config, folder, splits, model, test, job.init_id, least_squares=fit)
-        return HeadTest(result["least_squares"], result["test"])
+                return folder.read_result()
+            model = self.create_classifier().to(job.context.device)
+            test = evaluate_split(config, model, splits.test, world).with_thresholds(self.head.label_thresholds)
+            job.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
+            return write_run(config, folder, splits, model, test, job.init_id, least_squares=self._fit_record())
 
     def _fit_record(self) -> dict[str, Any]:
         """How the head was fitted, for result.json."""

@@ -13,7 +13,7 @@
 """
 
 import bisect
-import contextlib
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +65,7 @@ class Task:
     largest: int | float = math.inf
     """Largest image side."""
 
+    @functools.cached_property
     def sizes(self) -> list[FinetuneConfig]:
         """The config at each image size to choose from: its own, then smaller ones, one patch after the other."""
         config, model = self.config, self.config.model
@@ -96,7 +97,7 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
         plans = (_plan_that_fits(task, task.plan(config, cost_of(config)), available) for config in configs)
         return next((plan for plan in plans if plan is not None), None)
 
-    sizes = task.sizes()  # the largest first
+    sizes = task.sizes  # the largest first
     head_plan = first_that_fits([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
     smallest = MIN_FRACTION * side(head_plan.config) if head_plan else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
@@ -177,7 +178,7 @@ def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageC
     Raises UserError if the settings that are not open forbid it.
     """
     views = VIEWS[-1] if "head_views" in task.open_settings else task.config.head_views
-    config = replace(task.sizes()[-1], head_views=views)
+    config = replace(task.sizes[-1], head_views=views)
     config = head_only(config) if "runs" in task.open_settings else with_steps(config, _fewest_steps(config, task))
     plan, images = task.plan(config, cost_of(config)), task.images
     if not {"runs", "data.subset_fraction"} <= {*task.open_settings}:
@@ -203,15 +204,18 @@ def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageC
 def left_out(task: Task, plan: Plan) -> Iterator[str]:
     """What the plan leaves out, and the shortest of BUDGETS that includes it."""
 
+    @functools.cache
+    def longer_plan(minutes: int) -> Plan | None:
+        larger = replace(task, budget=60 * minutes)
+        try:
+            return choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)
+        except UserError:
+            return None
+
     def budget_for(includes: Callable[[Plan], bool]) -> str:
-        for minutes in BUDGETS:
-            larger = replace(task, budget=60 * minutes)
-            if larger.budget <= task.budget:
-                continue
-            with contextlib.suppress(UserError):
-                if includes(choose(larger, lambda _: plan.cost, PLANNED_FRACTION * larger.budget)):
-                    return f"; --budget {minutes}m includes it"
-        return ""
+        plans = ((minutes, longer_plan(minutes)) for minutes in BUDGETS if 60 * minutes > task.budget)
+        shortest = next((minutes for minutes, longer in plans if longer and includes(longer)), None)
+        return f"; --budget {shortest}m includes it" if shortest else ""
 
     whole = task.config.data.subset_fraction
     part = plan.config.data.subset_fraction

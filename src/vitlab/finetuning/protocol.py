@@ -18,14 +18,12 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.errors import UserError, quoted
 from vitlab.finetuning.budget import Measure, best_size, fit_budget
-from vitlab.finetuning.final_runs import train_and_test
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
-from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.job_clock import JobClock
+from vitlab.finetuning.job import FinetuneJob, JobClock
 from vitlab.finetuning.plan import Plan, Task, left_out
 from vitlab.finetuning.result import Finetuned
-from vitlab.finetuning.run_job import run_stages
+from vitlab.finetuning.run_job import run_stages, train_and_test
 from vitlab.finetuning.stages import Images
 from vitlab.finetuning.sweep import RunStart
 from vitlab.models.config import ImageSize
@@ -96,7 +94,10 @@ def sweep_and_finetune(
     seen: dict[str, Any] = {"examples": len(splits.train), "num_classes": len(splits.train.classes)}
     facts = dataclasses.replace(facts, **seen, multi_label=splits.train.multi_label)
     resolved = resolve_by(facts, config)
-    _check_settings(resolved.config, log, world)
+    if (steps := resolved.config.sweep_steps) is not None:
+        log(f"Deviation: the sweep takes {steps} steps per rate; the paper's takes as many as the run")
+    check_head(resolved.config)
+    world.check_batch_size(resolved.config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
     job = _with_held_out(job)
     job = _with_plan(job, workdir, None if budget is None else Clock(budget, started))
@@ -146,14 +147,6 @@ def _read_images(config: FinetuneConfig, workdir: Path, log: Log, world: World) 
     splits = load_splits(data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
     return data, splits
-
-
-def _check_settings(config: FinetuneConfig, log: Log, world: World) -> None:
-    """Logs a deviation from the paper. Raises UserError for too many classes, or a batch that ranks cannot share."""
-    if config.sweep_steps is not None:
-        log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
-    check_head(config)
-    world.check_batch_size(config.batch_size)
 
 
 def _with_held_out(job: FinetuneJob) -> FinetuneJob:
@@ -208,7 +201,9 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     if not is_resumed:
         job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:
-        _log_kept_plan(job, workdir)
+        what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
+        size = "x".join(map(str, job.config.model.image_hw))
+        job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
     if is_finished:
         return job
     plan = task.plan(job.config, measure(job.config, clock is None))
@@ -218,13 +213,6 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
     job_clock = JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
     return dataclasses.replace(job, context=context, clock=job_clock)
-
-
-def _log_kept_plan(job: FinetuneJob, workdir: Path) -> None:
-    """Logs that an interrupted job with a budget keeps its plan."""
-    what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
-    size = "x".join(map(str, job.config.model.image_hw))
-    job.log(f"resuming the plan in {workdir}, {what} at {size} px; for another --budget give another --workdir")
 
 
 def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: bool) -> None:

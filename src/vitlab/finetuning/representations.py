@@ -5,6 +5,7 @@ precision of training. With a budget the images pass through it in parts, as man
 """
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ PARTS = 8
 MIN_PART = 64
 """Fewest images of a part."""
 PART_SECONDS = 5.0
-"""Fewest planned seconds of a part."""
+"""Fewest planned seconds of a part, and of work that is compared with its plan: starting takes a second or two."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,10 @@ class FrozenCheckpoint:
         parts = _split_in_parts(self.job, select_images(self.job))
         done: list[Features] = []
         for number, indices in enumerate(parts, 1):
-            seconds = len(indices) * clock.image_seconds
             name = f"part {number} of {len(parts)} of the head's images"
-            if done and not clock.fits(name, seconds, clock.seconds("test")):
+            if done and not clock.fits(name, len(indices) * clock.image_seconds, clock.seconds("test")):
                 break
-            with clock.timed(seconds):
-                done.append(self._compute(indices, "representations", preprocessing=preprocessing))
+            done.append(self._compute(indices, "representations", preprocessing=preprocessing))
         x, labels, indices = (np.concatenate([getattr(part, f) for part in done]) for f in ("x", "labels", "indices"))
         order = np.argsort(indices)
         return Features(x[order], labels[order], indices[order], sum(part.skipped for part in done))
@@ -68,8 +67,7 @@ class FrozenCheckpoint:
         """Representations of an augmented view of the images of `plain`: view `number` of `num_views`."""
         transform = dataclasses.replace(train_transform(self.job.config.single()), flip=flip)
         description = f"representations of view {number} of {num_views}"
-        with self.job.clock.timed(len(plain.indices) * self.job.clock.image_seconds):
-            return self._compute(plain.indices, description, augmentation=transform, epoch=number)
+        return self._compute(plain.indices, description, augmentation=transform, epoch=number)
 
     def view_fits(self, plain: Features, number: int) -> bool:
         """Whether there is time for this view."""
@@ -77,12 +75,15 @@ class FrozenCheckpoint:
         return clock.fits(f"augmented view {number}", len(plain.indices) * clock.image_seconds, clock.after("head"))
 
     def _compute(self, indices: Int[np.ndarray, " m"], description: str, **options: Any) -> Features:
-        """Representations of the training images with these indices."""
+        """Representations of the training images with these indices; their duration is compared with the plan."""
         job, train, world = self.job, self.job.splits.train, self.job.context.world
+        started, planned = time.monotonic(), len(indices) * job.clock.image_seconds
         loader = evaluation_options(job.config, job.context.device)
         images = train if len(indices) == len(train) else train.take(indices)
         cache = cache_folder() / "features"
         computed = features(self.model, images, loader, description=description, cache=cache, world=world, **options)
+        if job.clock.clock is not None and planned >= PART_SECONDS:
+            job.clock.clock.compare(planned, time.monotonic() - started)
         return dataclasses.replace(computed, indices=indices[computed.indices])
 
 
@@ -109,9 +110,9 @@ def _split_in_parts(job: FinetuneJob, images: Int[np.ndarray, " n"]) -> list[Int
     """
     train, clock = job.splits.train, job.clock
     classes = len(train.classes)
-    seconds = len(images) * clock.image_seconds
-    count = min(PARTS, len(images) // max(MIN_PART, 2 * classes), int(seconds / PART_SECONDS))
-    if count <= 1 or not clock.limited:
+    count = int(len(images) * clock.image_seconds / PART_SECONDS)
+    count = min(PARTS, len(images) // max(MIN_PART, 2 * classes), count)
+    if count <= 1 or clock.clock is None:
         return [images]
     shuffled = generator(job.config.seed, Stream.PARTS).permutation(images)
     labels = train.labels[shuffled]

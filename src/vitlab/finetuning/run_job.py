@@ -1,32 +1,43 @@
 """A fine-tuning job from its first stage to its result: `protocol.py` plans it and calls `run_stages`.
 
-The stages: the least-squares head (`head.py`), the learning rate sweep (`sweep.py`, App. B.1.1), the final runs
-(`final_runs.py`), and the test of the head alone.
+The stages: the least-squares head (`head.py`), the learning rate sweep (`sweep.py`), the final runs at the chosen
+learning rate on all of train (App. B.1.1), each with a test, and the test of the head alone. `protocol.py` calls
+`train_and_test` for a job that is one run.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from vitlab.finetuning.final_runs import FinalRuns
-from vitlab.finetuning.head import HeadTest, fit_head
+from vitlab.config import TrainConfig
+from vitlab.finetuning.head import fit_head
 from vitlab.finetuning.job import FinetuneJob
-from vitlab.finetuning.scores import Choice, Score, best_score, format_score, summarize, summary_metrics
-from vitlab.finetuning.sweep import RunStart, Sweep
-from vitlab.runs.run import run_settings
+from vitlab.finetuning.scores import (
+    Choice,
+    Score,
+    average_weights,
+    best_score,
+    format_score,
+    summarize,
+    summary_metrics,
+)
+from vitlab.finetuning.sweep import RunStart, Sweep, read_thresholds, sweep_folder
+from vitlab.runs.run import TrainingRun, evaluate_split, run_settings, write_run
 from vitlab.train.microbatch import choose_microbatch
-from vitlab.train.workdir import METRICS, Workdir
+from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
 
 MIN_SWEEP = 0.5
 """Fraction of the planned steps of the sweep that must fit; otherwise fine-tuning is left out."""
+MIN_FINAL = 0.6
+"""Fraction of the planned steps of a final run that must fit; otherwise the run is left out."""
 
 
-def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool]) -> dict[str, Any]:
     """All stages, each run in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
     settings = run_settings("finetune", job.init_id, job.splits, job.config) | {"reasons": job.reasons}
     with Workdir(workdir, settings, tensorboard=False, world=job.context.world) as folder:
@@ -34,10 +45,7 @@ def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool] 
         if not folder.finished:
             job.clock.open(folder)
             folder.truncate_logs(-1)  # one line per finished run, the same at every start
-            result = _choose_and_test(_with_saved_microbatch(job, folder), folder)
-            if folder.writes:
-                _write_model(result, folder.path)
-            folder.write_result(result.record())
+            folder.write_result(_choose_and_test(_with_saved_microbatch(job, folder), folder))
         folder.write_report(make_report)
         return folder.read_result()
 
@@ -51,58 +59,41 @@ def _with_saved_microbatch(job: FinetuneJob, folder: Workdir) -> FinetuneJob:
     return dataclasses.replace(job, context=dataclasses.replace(job.context, microbatch=size))
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """What the stages have chosen and tested."""
+def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
+    """Saves the chosen model and returns the content of result.json.
 
-    job: FinetuneJob
-    choice: Choice
-    runs: Mapping[int, Mapping[str, Any]]
-    """Seed -> record of the test of each final run; empty if the least-squares head is the result."""
-    head: HeadTest | None
-    """None without `config.head`, and if there was no time to test it beside the final runs."""
-
-    @property
-    def chosen(self) -> str:
-        """The folder of the result's model."""
-        return "run-0" if self.runs else "linear"
-
-    @property
-    def alpha(self) -> float:
-        """Weight of the fine-tuned model in its average with the head."""
-        return self.choice.alpha(self.job.config) if self.runs else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """The content of result.json."""
-        config, choice, clock = self.job.config, self.choice, self.job.clock
-        record: dict[str, Any] = {
-            "learning_rate": choice.learning_rate(config),
-            "sweep": [score.record for score in choice.scores],
-        }
-        if self.head is not None:
-            record["linear"] = {**self.head.fit, **summary_metrics(self.head.test), "held_out": choice.head_metrics}
-        if config.head is not None:
-            record |= {"chosen": self.chosen, "alpha": self.alpha}
-        if clock.left_out:
-            record["left_out"] = clock.left_out
-        tests = list(self.runs.values()) or ([self.head.test] if self.head else [])
-        return record | summarize(tests, list(self.runs)) | self.job.splits.record
-
-
-def _choose_and_test(job: FinetuneJob, folder: Workdir) -> JobResult:
-    """All choices first, then the tests: no test image, and no time of a test, decides anything."""
+    All choices first, then the tests: no test image, and no time of a test, decides anything.
+    """
     config, clock = job.config, job.clock
     head = None if config.head is None else fit_head(job)
     if head is not None:
         head.describe()
     start = RunStart(job, head)
     choice = _choose(start, folder)
-    runs = FinalRuns(start, choice).run(folder)
+    record: dict[str, Any] = {
+        "learning_rate": choice.learning_rate(config),
+        "sweep": [score.record for score in choice.scores],
+    }
+    runs = _run_final(start, choice, folder)
+    tests = list(runs.values())
+    chosen, alpha = ("run-0", choice.alpha(config)) if runs else ("linear", 0.0)
+    chosen_on = choice.best.metrics if choice.best else {}
     one_test = clock.seconds("test") / (config.runs + 1)
-    head_test = None
     if head is not None and (not runs or clock.fits("test of the head alone", one_test, after=0.0)):
-        head_test = head.test(folder.path / "linear")
-    return JobResult(job, choice, runs, head_test)
+        linear = head.test(folder.path / "linear")
+        fit, test = linear["least_squares"], linear["test"]
+        record["linear"] = {**fit, **summary_metrics(test), "held_out": choice.head_metrics}
+        if not runs:
+            tests, chosen_on = [test], fit
+    if head is not None:
+        record |= {"chosen": chosen, "alpha": alpha}
+    if left_out := [part for part, fits in clock.decisions.items() if not fits]:
+        record["left_out"] = left_out
+    if folder.writes:
+        extra = {"reject_below": chosen_on.get("reject_below"), "alpha": alpha if runs and head else None}
+        metadata = load_metadata(folder.path / chosen) | {name: x for name, x in extra.items() if x is not None}
+        save_model(load_model(folder.path / chosen), folder.path / "model", extra=metadata)
+    return record | summarize(tests, list(runs)) | job.splits.record
 
 
 def _choose(start: RunStart, folder: Workdir) -> Choice:
@@ -114,7 +105,7 @@ def _choose(start: RunStart, folder: Workdir) -> Choice:
         return Choice(fine_tunes=False)
     if not config.tried_rates:
         return Choice(fine_tunes=True)
-    scores = Sweep.create(start).run(folder.path)
+    scores = Sweep(start).run(folder.path)
     for number, score in enumerate(scores, 1):
         folder.log(METRICS, number, score.record)
     head_metrics = None if head is None else head.score_held_out()
@@ -133,14 +124,78 @@ def _helps(job: FinetuneJob, scores: Sequence[Score], head_metrics: Mapping[str,
     return helps
 
 
-def _write_model(result: JobResult, workdir: Path) -> None:
-    """Copies the chosen model to `workdir`/model, with how it was chosen."""
-    metadata = load_metadata(workdir / result.chosen)
-    chosen_on = result.choice.best.metrics if result.choice.best else {}
-    if result.head is not None and not result.runs:
-        chosen_on = result.head.fit
-    if chosen_on.get("reject_below") is not None:
-        metadata["reject_below"] = chosen_on["reject_below"]
-    if result.runs and result.job.config.head:
-        metadata["alpha"] = result.alpha
-    save_model(load_model(workdir / result.chosen), workdir / "model", extra=metadata)
+def _run_final(start: RunStart, choice: Choice, folder: Workdir) -> dict[int, dict[str, Any]]:
+    """Trains and tests in run-0, run-1, ... of the job's `folder`; returns seed -> record of the test.
+
+    A run that is not trained is taken from the sweep, if it is the first, and left out otherwise.
+    """
+    config, workdir = start.job.config, folder.path
+    records: dict[int, dict[str, Any]] = {}
+    if not choice.fine_tunes:
+        return records
+    lr = choice.learning_rate(config)
+    thresholds = None if choice.best is None else read_thresholds(sweep_folder(workdir, lr))
+    for number in range(config.runs):
+        seed = config.seed + number
+        if _is_trained(start.job, choice, number):
+            limit = start.job.clock.limit("final", later=1 - (number + 1) / config.runs)
+            options = {"description": f"run {number}", "thresholds": thresholds, "limit": limit}
+            run_config, path = start.run_config(lr, seed), workdir / f"run-{number}"
+            result = train_and_test(start, run_config, path, choice.alpha(config), **options)
+        elif number == 0 and choice.best is not None:
+            result = _test_swept(start, workdir, choice.best.learning_rate)
+        else:
+            break
+        records[seed] = result["test"]
+        metrics = {"learning_rate": lr, "seed": seed, **summary_metrics(records[seed])}
+        folder.log(METRICS, len(choice.scores) + len(records), metrics)
+    return records
+
+
+def _is_trained(job: FinetuneJob, choice: Choice, number: int) -> bool:
+    """Whether a final run is trained: never without `refit`; always if there is no other run; otherwise if it fits."""
+    if not job.config.refit:
+        return False
+    if number == 0 and choice.best is None:
+        return True
+    enough = MIN_FINAL * job.clock.seconds("final") / job.config.runs
+    return job.clock.fits(f"final run {number}", enough, job.clock.seconds("test"))
+
+
+def _test_swept(start: RunStart, workdir: Path, lr: float) -> dict[str, Any]:
+    """The run of the sweep at this learning rate as run 0, tested: the content of its result.json."""
+    job, sweep, source = start.job, Sweep(start), sweep_folder(workdir, lr)
+    config = start.sweep_config(lr)
+    splits = dataclasses.replace(sweep.splits, test=job.splits.test, unreadable=job.splits.unreadable)
+    with sweep.open_folder(workdir / "run-0", config, splits) as folder:
+        if folder.finished:
+            return folder.read_result()
+        folder.truncate_logs(-1)
+        for record in read_log(source / METRICS):
+            folder.log(METRICS, record.pop("step"), record)
+        model = load_model(source / "model").to(job.context.device)
+        test = evaluate_split(config, model, splits.test, job.context.world)
+        return write_run(config, folder, splits, model, test.with_thresholds(read_thresholds(source)), job.init_id)
+
+
+def train_and_test(
+    start: RunStart, config: TrainConfig, path: Path, alpha: float = 1.0, **options: Any
+) -> dict[str, Any]:
+    """The result of a run on all of train, tested: the content of result.json, which is read if the run is finished.
+
+    alpha: weight of the trained model in its average with the least-squares head's. options: `description`,
+    `thresholds`, `settings` and `limit` of a TrainingRun.
+    """
+    job, head = start.job, start.head
+    create_head = None if head is None or alpha == 1 else functools.cache(head.create_classifier)
+    run = TrainingRun(
+        config,
+        job.splits,
+        functools.partial(start.create_model, config.seed),
+        "finetune",
+        job.context,
+        init_id=job.init_id,
+        finish=lambda model: model if create_head is None else average_weights(create_head(), model, alpha),
+        **options,
+    )
+    return run.run(path).result

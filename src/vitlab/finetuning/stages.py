@@ -52,13 +52,8 @@ class Plan:
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The rows, in order; those that the job leaves out take no time."""
-        config = self.config
-        images = self.images
-        cost = self.cost
-        model = self.config.model
-        represent = cost.represent(model)
-        evaluate = cost.evaluate(model)
-        train = cost.train(model)
+        config, images, cost, model = self.config, self.images, self.cost, self.config.model
+        represent, evaluate, train = cost.represent(model), cost.evaluate(model), cost.train(model)
         views = config.head_views or 0
         rates = len(config.tried_rates) if config.runs else 0
         steps, batch = config.total_steps(images.train), config.batch_size

@@ -83,15 +83,13 @@ class Sweep:
     """The runs of the sweep, one for each of `config.tried_rates`."""
 
     start: RunStart
-    splits: Splits
-    """The training split without its held-out part, and that part to evaluate on."""
 
-    @classmethod
-    def create(cls, start: RunStart) -> "Sweep":
-        """The sweep of the job of `start`."""
-        job = start.job
+    @functools.cached_property
+    def splits(self) -> Splits:
+        """The training split without its held-out part, and that part to evaluate on."""
+        job = self.start.job
         rest, held_out = hold_out(job.splits.train, job.config.held_out, job.config.seed)
-        return cls(start, Splits(rest, held_out, held_out))
+        return Splits(rest, held_out, held_out)
 
     def run(self, workdir: Path) -> list[Score]:
         """The scores of all learning rates, each with a folder in `workdir`."""
@@ -151,7 +149,7 @@ class Sweep:
             alpha, evaluation = self._choose_alpha(config, head, model, evaluation)
         if not math.isfinite(evaluation.metrics()["loss"]):  # the last update may diverge
             return None
-        if folder.writes and (job.clock.limited or not job.config.refit):  # it may be the final run
+        if folder.writes and (job.clock.clock is not None or not job.config.refit):  # it may be the final run
             final = model if head is None else average_weights(head, model, alpha)
             save_model(cast(Model, final), folder.path / "model")
         record = _record_with_thresholds(evaluation, splits.val.multi_label)

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.evaluation.result import Evaluation
+from vitlab.io import read_json
 from vitlab.preprocessing import Preprocessing
 from vitlab.runs.run import PREDICTIONS
 from vitlab.weights import load_metadata
@@ -60,10 +60,9 @@ class Run:
         """Raises UserError for corrupt predictions; warns of files that do not match their checksums."""
         for name, reason in find_corrupt_files(folder, FILES).items():
             logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, reason)
-        settings = json.loads((folder / "config.json").read_bytes())
         metadata = load_metadata(folder)
         test, names = read_predictions(folder / PREDICTIONS, tuple(metadata["classes"]))
-        return cls(folder, settings, metadata, test, names)
+        return cls(folder, read_json(folder / "config.json"), metadata, test, names)
 
     def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
         """Row of `test` -> test image, without images that are missing or cannot be read.

@@ -1,7 +1,6 @@
 """A finished run as two sections of a page: its training and test (`run_section`), and its images (`data_section`)."""
 
 import itertools
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -61,8 +60,7 @@ def run_section(
     record = read_json(run.folder / "result.json")["test"] if multi_label else test.record()
     records = read_log(run.folder / "metrics.jsonl")
     paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.job)])]
-    mistakes = None
-    attended = False
+    mistakes, attended = None, False
     try:
         mistakes, attended = _wrong_predictions(run, device)
     except ValueError as error:
@@ -95,8 +93,8 @@ def describe_choices(job: Path) -> list[str]:
     parts = [f"by {why}: {', '.join(setting for _, setting in rows)}" for why, rows in by_reason]
     sentences = [f"Settings chosen {'; '.join(parts)}."] if parts else []
     decisions = read_json(job / PLAN)["decisions"] if (job / PLAN).is_file() else {}
-    if left_out := [part for part, fits in decisions.items() if not fits]:
-        sentences.append(f"Left out, since the machine was slower than planned: {', '.join(left_out)}.")
+    if left_out := ", ".join(part for part, fits in decisions.items() if not fits):
+        sentences.append(f"Left out, since the machine was slower than planned: {left_out}.")
     return sentences
 
 
@@ -184,17 +182,15 @@ def _pair_with_attention(
 
 def data_section(run: Run, search: bool = True) -> DataSection:
     """The near-duplicates between training and test images, with `search`, and the unreadable files of result.json."""
+    section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
     if search:
         try:
             section = _near_duplicates(run)
         except (ValueError, OSError, KeyError) as error:
             section = DataSection(f"They were not searched: {error}")
-    else:
-        section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
-    unreadable = json.loads((run.folder / "result.json").read_bytes()).get("unreadable")
-    if unreadable is None:
-        return section
-    return replace(section, unreadable=[(file["path"], file["reason"]) for file in unreadable])
+    if (unreadable := read_json(run.folder / "result.json").get("unreadable")) is not None:
+        section = replace(section, unreadable=[(file["path"], file["reason"]) for file in unreadable])
+    return section
 
 
 def _near_duplicates(run: Run) -> DataSection:

@@ -75,6 +75,5 @@ def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
     rows, columns, height, width = steps.shape
     image = Image.fromarray(steps.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
     image.putpalette(figures.colormap(COLORS).tobytes())
-    out = io.BytesIO()
-    image.save(out, format="PNG", optimize=True)
+    image.save(out := io.BytesIO(), format="PNG", optimize=True)
     return out.getvalue()

@@ -130,9 +130,8 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[NamedImage]:
     run = runs[0]
     first = run.one_per_class(shown)
     rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
-    rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
     try:
-        images = run.images(rows)
+        images = run.images(np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)])
     except ValueError:
         return []
     return [(f"{run.names[row]}, {run.label(row)}", image) for row, image in images.items()]
