@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from image_files import put
 
-from vitlab.data.class_names import keep_classes, natural_order
+from vitlab.data.classes import keep_classes, natural_order
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from image_files import put
 
-from vitlab.data.class_names import keep_classes
+from vitlab.data.classes import keep_classes
 from vitlab.data.classes import require_two_classes, warn_of_contradictions
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.registry import load_dataset

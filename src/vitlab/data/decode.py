@@ -40,8 +40,7 @@ UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS fo
 INSTALL = "to read HEIC: pip install 'vitlab[heif]'; for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-Levels = tuple[int, int]
-"""The values of an image file that are black and white."""
+Levels = tuple[int, int]  # the values of an image file that are black and white
 _BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323  # TIFF tags
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:

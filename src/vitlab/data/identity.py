@@ -18,14 +18,10 @@ from vitlab.data.decode import ImageError, read_bytes
 from vitlab.data.hub import HubEntry
 from vitlab.data.registry import CUSTOM
 
-MAX_NAMES = 100_000
-"""Images of a split that portable fingerprints cover; of more, as many at even distances."""
-MAX_READ = 1_000
-"""Images of a split, at even distances, whose last bytes are covered as well."""
-TAIL = 4096
-"""How many of the last bytes: the first ones may be the same header in all files."""
-MAX_LISTED = 100
-"""Classes that are listed by name; more have one fingerprint."""
+MAX_NAMES = 100_000  # images of a split that portable fingerprints cover; of more, as many at even distances
+MAX_READ = 1_000  # images of a split, at even distances, whose last bytes are covered as well
+TAIL = 4096  # how many of the last bytes: the first ones may be the same header in all files
+MAX_LISTED = 100  # classes that are listed by name; more have one fingerprint
 _BY_NAME = b""  # stands for the content of an image of a published set, which its name identifies
 _NOT_READ = b"-1"  # of an image of the hub that is not read, as no size is stored
 

@@ -16,14 +16,10 @@ from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
-MEASURED = 2000
-"""Images that are read to measure the range, evenly spread over the classes."""
-SAMPLED = 16
-"""Images that are read to warn of a narrow range."""
-TAIL = 0.1
-"""Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
-NARROW = 1 / 4
-"""Fraction of the 16-bit range: 64 of the 256 values that a model sees."""
+MEASURED = 2000  # images that are read to measure the range, evenly spread over the classes
+SAMPLED = 16  # images that are read to warn of a narrow range
+TAIL = 0.1  # percent of an image's pixels at either end that do not count: dead pixels of a sensor
+NARROW = 1 / 4  # fraction of the 16-bit range: 64 of the 256 values that a model sees
 
 
 def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
