@@ -82,7 +82,10 @@ def _fingerprints_of_classes(dataset: Dataset) -> dict[str, str]:
     with_tail = set(_evenly_spaced(len(dataset), MAX_READ).tolist())
     images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint of each image of a class
     for index in _evenly_spaced(len(dataset), MAX_NAMES).tolist():
-        image = (dataset.path(index), _fingerprint_of_image(dataset, index, index in with_tail))
+        # What decides if an image is held out counts: its group, and whether it is from the user's val.
+        parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
+        decisive = "\0".join(parts).encode(errors="surrogateescape")
+        image = (dataset.path(index), _content(dataset, index, index in with_tail) + decisive)
         for label in labels.of_image(index):
             images_of[label].append(image)
     counts = np.bincount(labels.values, minlength=len(dataset.classes)).tolist()
@@ -100,12 +103,6 @@ def _fingerprint_of_images(images: Sequence[tuple[str, bytes]]) -> str:
     for name, fingerprint in images:
         parts += [name[len(folder) :].lstrip("/").encode(errors="surrogateescape"), fingerprint]
     return _short_hash(b"\0".join(parts))
-
-
-def _fingerprint_of_image(dataset: Dataset, index: int, with_tail: bool) -> bytes:
-    """The content of an image, and what decides if it is held out: its group, and whether it is from the user's val."""
-    parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
-    return _content(dataset, index, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
 
 
 def _content(dataset: Dataset, index: int, with_tail: bool) -> bytes:
@@ -128,10 +125,9 @@ def _content(dataset: Dataset, index: int, with_tail: bool) -> bytes:
 
 
 def _evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Up to `most` of the numbers below `count`, at even distances."""
+    """Up to `most` of the numbers below `count`."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
 
 def _short_hash(content: bytes) -> str:
-    """The start of the SHA-256."""
     return hashlib.sha256(content).hexdigest()[:8]
