@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import paths_of, put
 
@@ -50,6 +50,7 @@ def test_label_sets_against_lists(seed: int) -> None:
     assert labels.multi_hot(chosen, 6).tolist() == [[c in lists[i] for c in range(6)] for i in chosen]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.floats(0.01, 0.4), st.integers(0, 2**64 - 1))
 def test_stratified_split(labels: list[int], share: float, seed: int) -> None:
     parts, again = (stratified_split(np.array(labels), {"val": share, "test": 0.2}, seed) for _ in range(2))
@@ -72,12 +73,12 @@ def indices(dataset: Dataset) -> list[int]:
     return list(map(int, paths_of(dataset)))
 
 
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=300),
-    st.lists(st.floats(1e-3, 1), min_size=2, max_size=2),
-    st.integers(0, 2**63 - 1),
-)
-def test_nested_and_stratified(labels: list[int], shares: list[float], seed: int) -> None:
+SHARES = st.tuples(st.floats(1e-3, 1), st.floats(1e-3, 1))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), SHARES, st.integers(0, 2**63 - 1))
+def test_nested_and_stratified(labels: list[int], shares: tuple[float, float], seed: int) -> None:
     whole = made(labels)
     small, large = parts = [stratified_subset(whole, share, seed) for share in sorted(shares)]
     assert set(indices(small)) <= set(indices(large))

@@ -216,7 +216,7 @@ FILES = [*PLAIN.values(), *(encode(GRADIENT, kind) for kind in ("PNG", "GIF", "W
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, about the corruption
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.sampled_from(FILES), st.data())
 def test_corrupt_bytes_give_pillows_image_or_an_image_error(valid: bytes, data: st.DataObject) -> None:
     corrupt = bytearray(valid)

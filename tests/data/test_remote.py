@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import Server, serving, write_folders
 
@@ -58,6 +58,7 @@ def both(server: Server, written: Path, split: str = "train") -> tuple[Dataset, 
     return load_dataset(f"shards:{server.address}/", split), load_dataset(f"shards:{written}", split)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
 def test_at_most_window_shards_are_in_use(counts: list[int], window: int, seed: int, epoch: int) -> None:
     shard = np.repeat(np.arange(len(counts)) * 3, counts)  # numbers may be missing

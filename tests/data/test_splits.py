@@ -15,7 +15,7 @@ from vitlab.data.splits import group_by, stratified_split, warn_of_shared_groups
 from vitlab.errors import UserError
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=80), st.integers(0, 5))
 def test_groups_are_kept_whole(images: list[tuple[int, int]], seed: int) -> None:
     """Of several classes too; all indices once, and train has a group of each class."""

@@ -129,19 +129,17 @@ def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
     if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
         return rows
     files_by_end = _files_by_end(folder)
-    matches = [(row, _matching_files(row.file, files_by_end)) for row in rows]
+    matches = []
+    for row in rows:
+        wanted = row.file.replace("\\", "/").removeprefix("./")
+        if wanted.startswith("/") or ":" in wanted:  # of an absolute path, which another machine had
+            wanted = Path(wanted).name
+        matches.append((row, sorted(files_by_end.get(wanted, ()))))
     if ambiguous := [f"{row.file} ({' and '.join(files[:3])})" for row, files in matches if len(files) > 1]:
         raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
     if moved := [f"{row.file} is {files[0]}" for row, files in matches if files and files[0] != row.file]:
         warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
     return [row._replace(file=files[0]) if files else row for row, files in matches]
-
-
-def _matching_files(file: str, files_by_end: Mapping[str, set[str]]) -> list[str]:
-    """The files that a table means by `file`. Of an absolute path, which another machine had, only the name counts."""
-    wanted = file.replace("\\", "/").removeprefix("./")
-    is_absolute = wanted.startswith("/") or ":" in wanted
-    return sorted(files_by_end.get(Path(wanted).name if is_absolute else wanted, ()))
 
 
 def _files_by_end(folder: Path) -> Mapping[str, set[str]]:
@@ -167,7 +165,9 @@ def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:
 
 def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
     """The splits of these images. Their classes are the labels in train, or all labels without train."""
-    rows = _without_repetitions(_in_one_form(rows), name)
+    first_forms: dict[str, str] = {}  # of labels that are written in several Unicode forms
+    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
+    rows = _without_repetitions(rename_labels(rows, forms), name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
     class_rows = [row for row in rows if row.split == "train"] or rows
     classes = natural_order({label for row in class_rows for label in row.labels})
@@ -218,10 +218,3 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     if repeated:
         warn_once(f"{quoted(name)} lists {len(repeated)} images again, which are read once: {first_ten(repeated)}")
     return list(first_rows.values())
-
-
-def _in_one_form(rows: Sequence[Row]) -> list[Row]:
-    """`rows`, with a label that is written in several Unicode forms in its first one."""
-    first_forms: dict[str, str] = {}
-    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
-    return rename_labels(rows, forms)
