@@ -106,6 +106,9 @@ class Entries(ABC):
     def __getitem__(self, index: int) -> Entry:
         """The image `index`. Raises IndexError."""
 
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self.__getitem__, range(len(self)))
+
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
         """The order of an epoch, int64 [N], a function of its arguments alone; None for the loader's order."""
         return None
