@@ -19,7 +19,6 @@ from torchvision.transforms.v2 import RandAugment
 
 from vitlab.data import transforms
 from vitlab.data.decode import Jpeg, decode_image, plain_jpeg
-from vitlab.data.resize import resize_area
 from vitlab.data.transforms import (
     EvalTransform,
     TrainTransform,
@@ -93,18 +92,6 @@ def test_training_crops_match_vit_jax(golden: dict[str, np.ndarray], monkeypatch
         monkeypatch.setattr(transforms, "inception_boxes", lambda *_, box=box: np.array([box]))
         monkeypatch.setattr(transforms, "example_uniforms", lambda *_, draw=draw: np.full((1, 401), draw))
         close(augment(TrainTransform(224), [golden[f"{name}/decode"]], 0, 0, np.array([0])), crop)
-
-
-@pytest.mark.parametrize("shape", [(37, 50), (91, 20), (8, 300)])
-def test_the_center_is_that_of_the_whole_image(shape: tuple[int, int]) -> None:
-    image = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
-    planes = torch.from_numpy(image).permute(2, 0, 1)[None].float()
-    scale = 24 / min(shape)
-    full = (round(shape[0] * scale), round(shape[1] * scale))
-    y, x = (full[0] - 18) // 2, (full[1] - 22) // 2
-    resized = resize_area(planes, full)
-    expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
-    assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([image]), expected)
 
 
 def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:

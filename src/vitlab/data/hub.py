@@ -202,39 +202,33 @@ def _read_labels(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
             f"may be empty give --loss sigmoid."
         )
-    classes = _classes(stored, known, column, name, split)
-    indices = _to_indices(stored.values, classes, f"{name}: {split}")
+    classes, indices = _number_labels(stored, known, column, name, split)
     offsets = np.concatenate([[0], np.cumsum(stored.counts, dtype=np.int64)])
     return classes, Labels(indices, offsets), are_several
 
 
-def _classes(
+def _number_labels(
     stored: _LabelColumn, known: Sequence[_LabelColumn], column: str, name: str, split: str
-) -> tuple[str, ...]:
-    """The classes of a set: their stored names, the texts in `known`, or the numbers up to the largest there."""
-    names = known[0].class_names
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes of a set, and the labels `stored` as indices into them, int64. The classes are their stored names,
+    the texts in `known`, or the numbers up to the largest there. Raises UserError for any other label."""
+    values, names = stored.values, known[0].class_names
     if stored.class_names and names and stored.class_names != names:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
     known_values = np.concatenate([each.values for each in known])
-    if stored.values.dtype.kind in "OU":
-        first_forms = {canonical(text): text for text in reversed(known_values.tolist())}  # of several Unicode forms
-        return natural_order(first_forms.values())
-    if stored.values.dtype.kind not in "iu":
-        raise UserError(f"{name}: the column {column} holds {stored.values.dtype}; a class is a number or a string.")
-    return names or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
-
-
-def _to_indices(values: np.ndarray, classes: Sequence[str], where: str) -> np.ndarray:
-    """Stored labels as indices into `classes`, int64. Raises UserError for a label that is not among them."""
     if values.dtype.kind in "OU":
-        texts = values.tolist()
+        first_forms = {canonical(text): text for text in reversed(known_values.tolist())}  # of several Unicode forms
+        classes = natural_order(first_forms.values())
         index_of = {canonical(label): i for i, label in enumerate(classes)}
-        if unknown := sorted(text for text in set(texts) if canonical(text) not in index_of):
-            raise UserError(f"{where} has classes that are missing in train: {unknown[:5]}.")
-        return np.array([index_of[canonical(text)] for text in texts], np.int64)
+        if unknown := sorted({text for text in values.tolist() if canonical(text) not in index_of}):
+            raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
+        return classes, np.array([index_of[canonical(text)] for text in values.tolist()], np.int64)
+    if values.dtype.kind not in "iu":
+        raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
+    classes = names or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
     if len(invalid := values[(values < 0) | (values >= len(classes))]):
         raise UserError(
-            f"{where} has the label {invalid[0]} and classes from 0 to {len(classes) - 1}. (-1 is written where labels "
-            f"are secret: take another split.)"
+            f"{name}: {split} has the label {invalid[0]} and classes from 0 to {len(classes) - 1}. (-1 is written "
+            f"where labels are secret: take another split.)"
         )
-    return values.astype(np.int64)
+    return classes, values.astype(np.int64)
