@@ -92,6 +92,10 @@ def test_many_images_and_classes(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert class_list(["cat", "dog"]) != class_list(["dog", "cat"])
 
 
+def test_a_published_set_is_identified_by_its_names() -> None:
+    assert identity_of("digits")["images"]["all"]["3"].startswith("183 images, ")
+
+
 def test_images_in_memory_are_identified_by_their_bytes() -> None:
     values = np.arange(3 * 4 * 4 * 3, dtype=np.uint8).reshape(3, 4, 4, 3)
     data = Dataset("made", "train", ("a", "b"), np.array([0, 1, 0]), values)
