@@ -328,3 +328,9 @@ def test_files_that_do_not_match_the_index(written: Path, tmp_path: Path, name: 
     change(tmp_path / "out" / name)
     with pytest.raises(UserError, match=message):
         load_dataset(f"shards:{tmp_path / 'out'}", "train")
+
+
+def test_invalid_settings() -> None:
+    for name, value in {"size": 0, "quality": 101, "records": 0, "seed": -1}.items():
+        with pytest.raises(UserError, match=f"{name} is"):
+            ShardSettings(**{name: value})
