@@ -69,8 +69,7 @@ def test_features_are_told_from_arrays_of_images(pets: Path) -> None:
 
 
 def test_a_class_that_holds_a_config_or_a_run_is_still_read(pets: Path) -> None:
-    touch(pets / "cat" / "config.json", pets / "cat" / "runs" / "a" / "config.json")
-    touch(pets / "cat" / "runs" / "a" / "metrics.jsonl")
+    touch(*(pets / "cat" / file for file in ("config.json", "runs/a/config.json", "runs/a/metrics.jsonl")))
     put(pets / "dog" / "patient" / "1.png")
     assert len(load_dataset(f"folder:{pets}", "all")) == 7
 
@@ -100,11 +99,7 @@ def test_a_link_to_nothing_is_an_error(link: str, pets: Path) -> None:
     ("files", "advice"),
     [
         (["1.HEIC", "2.heic", "3.dng"], r"\.dng 1 .*\.heic 2 \(.*pillow-heif"),
-        (["1.avif"], "avifdec"),
-        (["clip.MP4"], "ffmpeg"),
-        (["photos.zip"], "unpack"),
-        (["scan.pdf", "a.psd"], r"\.pdf 1 .*\.psd 1"),
-        (["IMG_1", "IMG_2"], "without a suffix 2"),
+        (["clip.MP4", "photos.zip", "IMG_1", "IMG_2"], r"\.mp4 1 .*ffmpeg.*unpack.*without a suffix 2"),
         ([], "remove it"),
     ],
 )

@@ -40,14 +40,12 @@ def test_formats(kind: str) -> None:
     assert difference.mean() < 4 if kind in ("JPEG", "WEBP", "CMYK") else difference.max() == 0
 
 
-def test_heic_is_read_where_its_plugin_is() -> None:
+def test_heic_is_read_where_its_plugin_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the error says how."""
     pytest.importorskip("pillow_heif").register_heif_opener()
     difference = np.abs(decode_image(encode(GRADIENT, "HEIF", quality=95)).astype(int) - GRADIENT)
     assert difference.mean() < 4
     assert {".heic", ".avif"} <= decode.IMAGE_SUFFIXES
-
-
-def test_without_its_plugin_the_error_says_how_to_read_heic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "IMAGE_FORMATS", {"JPEG": (".jpg",)})
     monkeypatch.setattr(decode, "UNREADABLE_SUFFIXES", frozenset({".heic"}))
     with pytest.raises(ImageError, match=r"install 'vitlab\[heif\]"):
@@ -111,19 +109,18 @@ STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("orientation", STORED)
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_exif_orientation(kind: str, orientation: int) -> None:
+def test_exif_orientation(orientation: int) -> None:
     stored = np.ascontiguousarray(STORED[orientation](GRADIENT))
-    image = decode_image(encode(stored, kind, exif=exif(orientation), quality=95))
-    assert image.shape == GRADIENT.shape
-    assert np.abs(image.astype(int) - GRADIENT).mean() < 3
+    for kind in ("JPEG", "PNG"):
+        image = decode_image(encode(stored, kind, exif=exif(orientation), quality=95))
+        assert image.shape == GRADIENT.shape
+        assert np.abs(image.astype(int) - GRADIENT).mean() < 3
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
-    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "lime", "blue")]
-    options = {"lossless": True} if kind == "WEBP" else {}
-    image = decode_image(encode(frames[0], kind, save_all=True, append_images=frames[1:], **options))
+    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "lime")]
+    image = decode_image(encode(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True))
     assert (image.shape, image.reshape(-1, 3).tolist()) == ((6, 8, 3), [[255, 0, 0]] * 48)
 
 
@@ -144,11 +141,10 @@ def test_unreadable_is_reported_with_path_and_reason(tmp_path: Path, data: bytes
     path = tmp_path / "kätzchen 1.jpg"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(ImageError, match=str(path)) as caught:
         decode_image(path)
     assert caught.value.path == str(path)
     assert reason in caught.value.reason
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -160,8 +156,6 @@ def test_decompression_bomb_is_refused_unread(side: int) -> None:
     with pytest.raises(ImageError, match="89,478,485"):
         decode_image(data[:16] + header + zlib.crc32(b"IHDR" + header).to_bytes(4, "big") + data[33:])
 
-
-# ------------------------------------------------------------------------------------------- plain JPEGs
 
 SOFT = np.asarray(Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize((150, 101)))
 PLAIN = {
@@ -222,7 +216,7 @@ FILES = [*PLAIN.values(), *(encode(GRADIENT, kind) for kind in ("PNG", "GIF", "W
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, about the corruption
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.sampled_from(FILES), st.data())
 def test_corrupt_bytes_give_pillows_image_or_an_image_error(valid: bytes, data: st.DataObject) -> None:
     corrupt = bytearray(valid)

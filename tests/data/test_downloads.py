@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(
-    ("digest", "sized"), [(SHA256, True), (SHA256, False), (f"md5:{hashlib.md5(DATA).hexdigest()}", True), ("", True)]
+    ("digest", "sized"), [(SHA256, False), (f"md5:{hashlib.md5(DATA).hexdigest()}", True), ("", True)]
 )
 def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, sized: bool) -> None:
     """Also from a server that does not say its size."""
@@ -47,11 +48,6 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, 
     assert target.read_bytes() == (DATA if digest else b"corrupt")
     with pytest.raises(UserError, match=r"cannot write .*0.tar/1.tar"):
         download(f"{server.address}/0.tar", target / "1.tar")
-
-
-def test_the_beginning_of_a_file(server: Server) -> None:
-    assert read_url(f"{server.address}/0.tar", 10) == DATA[:10]
-    assert read_url(f"{server.address}/none", 10, required=False) is None
 
 
 def test_buckets_are_downloaded_first(tmp_path: Path) -> None:
@@ -105,8 +101,7 @@ def test_permanent_errors_are_not_retried(server: Server, tmp_path: Path, status
     with pytest.raises(UserError, match=message):
         download(f"{server.address}/0.tar", tmp_path / "0.tar")
     assert server.asked["0.tar"] == 1
-    if status == 404:
-        assert read_url(f"{server.address}/0.tar", 10, required=False) is None
+    assert status != 404 or read_url(f"{server.address}/0.tar", 10, required=False) is None
 
 
 def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path) -> None:
@@ -117,15 +112,12 @@ def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path) -> None:
 
 def test_processes_and_threads_share_a_folder(server: Server, tmp_path: Path) -> None:
     """One of them downloads, the others wait for it; after a fork the connections are new ones."""
-    calls = [(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256)] * 6
-    download(f"{server.address}/0.tar", tmp_path / "before.tar")
+    address = f"{server.address}/0.tar"
+    download(address, tmp_path / "before.tar")
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        pool.starmap(download, calls, chunksize=1)
-    threads = [threading.Thread(target=download, args=(call[0], tmp_path / "1.tar", SHA256)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        pool.starmap(download, [(address, tmp_path / "0.tar", SHA256)] * 6, chunksize=1)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda _: download(address, tmp_path / "1.tar", SHA256), range(6)))
     assert (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes() == DATA
     assert server.sent["0.tar"] == 3 * len(DATA)
 

@@ -1,11 +1,12 @@
 """Lists of images to leave out: names that are the same in every run, and lists of another data set."""
 
+import itertools
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from image_files import put
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import image_id, list_fingerprint, read_exclusion, write_lines
@@ -16,11 +17,8 @@ from vitlab.errors import UserError
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Ten images of each of two classes, with a class folder inside another's."""
-    for name in ("cats", "dogs/cats"):
-        (tmp_path / "pets" / name).mkdir(parents=True)
-        for number in range(10):
-            color = (20 * number, 10, len(name))
-            Image.new("RGB", (8, 8), color).save(tmp_path / "pets" / name / f"{number}.png")
+    for name, number in itertools.product(("cats", "dogs/cats"), range(10)):
+        put(tmp_path / "pets" / name / f"{number}.png", 20 * number + len(name))
     return tmp_path / "pets"
 
 

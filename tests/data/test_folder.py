@@ -1,5 +1,6 @@
 """Image folders are read completely, or the message says what is wrong."""
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,11 +17,21 @@ from vitlab.errors import UserError
 
 
 def fill(folder: Path, counts: dict[str, int], classes: Iterable[str] = "ab") -> str:
-    """Images of every class in every split ("" is the folder itself); returns the name of the data set."""
+    """Images of every class in every split; returns the name of the data set."""
     for value, (split, count) in enumerate(counts.items(), 1):
-        for name in classes:
-            for i in range(count):
-                put(folder / split / name / f"{i}.png", value)
+        for name, i in itertools.product(classes, range(count)):
+            put(folder / split / name / f"{i}.png", value)
+    return f"folder:{folder}"
+
+
+def make(folder: Path, files: str) -> str:
+    """Images, other files, which are empty, and folders, by their names; returns the name of the data set."""
+    for number, file in enumerate(files.split()):
+        if file.endswith(".png"):
+            put(folder / file, number)
+        else:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).mkdir() if file.endswith("/") else (folder / file).touch()
     return f"folder:{folder}"
 
 
@@ -46,9 +57,6 @@ def test_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert paths(name, "test", seed=0) == paths_of(parts["test"]) != paths(name, "test", seed=1)
     assert load_dataset(f"folder:{tmp_path.name}", "train", root=tmp_path.parent).labels.tolist() == [0] * 16 + [1] * 16
     assert paths(name, "train", whole_train=True) == paths_of(parts["trainval"])
-
-
-# ------------------------------------------------------------------------------------------------- splits
 
 
 @pytest.mark.parametrize(
@@ -94,16 +102,11 @@ def test_test_images_alone(tmp_path: Path) -> None:
             load_dataset(name, split)
 
 
-@pytest.mark.parametrize(
-    ("splits", "strays"),
-    [("train val", "train/x.jpg val/x.jpg"), ("train val", "val/._x.jpg"), ("train", "train/.x.jpg")],
-)
-def test_an_image_next_to_the_classes_of_a_split(splits: str, strays: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strays", ["train/x.png val/x.png", "val/._x.png", "train/.x.png"])
+def test_an_image_next_to_the_classes_of_a_split(strays: str, tmp_path: Path) -> None:
     """Although there are other folders, the splits are not taken for classes."""
-    name = fill(tmp_path, dict.fromkeys(splits.split(), 20))
-    (tmp_path / "docs").mkdir()
-    for stray in strays.split():
-        put(tmp_path / stray)
+    name = fill(tmp_path, {"train": 3} if strays == "train/.x.png" else {"train": 3, "val": 3})
+    make(tmp_path, f"docs/ {strays}")
     assert load_dataset(name, "train").classes == ("a", "b")
 
 
@@ -120,25 +123,10 @@ def test_classes_that_are_called_like_splits(tmp_path: Path, names: tuple[str, .
     assert (part.classes, len(part)) == (names, 5 if "car" in names else 3)
 
 
-# ------------------------------------------------------------------------------------------- deeper levels
-
-
-def make(folder: Path, *files: str) -> str:
-    """Images; files of other kinds are empty. Returns the name of the data set."""
-    for number, file in enumerate(files):
-        if file.endswith((".jpg", ".png")):
-            put(folder / file, number)
-        else:
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).touch()
-    return f"folder:{folder}"
-
-
 @pytest.mark.parametrize(
     ("files", "sizes"),
     [
-        ("flowers/cat/1.png flowers/dog/1.png flowers.zip", {"all": 2}),
-        ("a/b/c/cat/1.png a/b/c/dog/2/1.png", {"all": 2}),
+        ("a/b/c/cat/1.png a/b/c/dog/2/1.png flowers.zip", {"all": 2}),
         ("images/cat/1.png images/dog/1.png annotations/1.xml README.md", {"all": 2}),
         (
             "training_set/training_set/cat/1.png training_set/training_set/dog/1.png test_set/test_set/cat/1.png",
@@ -157,7 +145,7 @@ def make(folder: Path, *files: str) -> str:
 )
 def test_wrappers(files: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """As archives of published sets are unpacked."""
-    name = make(tmp_path, *files.split())
+    name = make(tmp_path, files)
     for split, size in sizes.items():
         data = load_dataset(name, split, whole_train=True)
         assert (data.classes, len(data)) == (("cat", "dog"), size)
@@ -174,14 +162,19 @@ def test_wrappers(files: str, sizes: dict[str, int], tmp_path: Path) -> None:
         ("train/cat.1.png train/dog.1.png test1/1.png", "train has no class folders: .*csv:PATH"),
         ("train/a/1.png x_test/1.png", "folder:.*/train"),
         ("cat/p1/1.png cat/p2/1.png dog/p3/1.dng", r"dog holds no images .*\.dng 1"),  # else the patients were classes
+        ("", "has no class folders"),
+        ("a/1.png b/", "b holds no images"),
+        ("car/x.png ship/x.png train/electric/x.png", r"\['car', 'ship'\]"),
+        ("train/1.png test/1.png", "train has no class folders"),
+        ("train/a/1.png val/a/1.png Valid/", "Valid and .*val are the same split"),
+        ("train/a/1.png test/", "test has no class folders: .*remove it"),
+        ("train/a/1.png test/c/1.png", "missing in train: c$"),
+        ("a/1.png a/2.png", "train has too few images per class"),
     ],
 )
-def test_ambiguous_folders(files: str, message: str, tmp_path: Path) -> None:
+def test_ambiguous_or_invalid_folders(files: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        load_dataset(make(tmp_path, *files.split()), "test")
-
-
-# ---------------------------------------------------------------------------------------- what is in folders
+        load_dataset(make(tmp_path, files), "test")
 
 
 def test_names_with_line_breaks_or_escapes_are_quoted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,27 +224,3 @@ def test_a_class_whose_name_is_not_utf8(tmp_path: Path, caplog: pytest.LogCaptur
     assert [train.image(i).max() for i in range(2)] == [1, 2]
     assert val.labels.tolist() == [1]
     assert r"has no folder for 1 of the 2 classes: 'caf\udce9'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ("", "has no class folders"),
-        ("a/1.png b/", "b holds no images"),
-        ("car/x.png ship/x.png train/electric/x.png", r"\['car', 'ship'\]"),
-        ("train/1.png val/1.png", "train has no class folders"),
-        ("train/a/1.png val/a/1.png Valid/", "Valid and .*val are the same split"),
-        ("train/a/1.png val/", "val has no class folders: .*remove it"),
-        ("train/a/1.png val/1.png", "val has no class folders: add"),
-        ("train/a/1.png val/c/1.png", "missing in train: c$"),
-        ("a/1.png a/2.png", "train has too few images per class"),
-    ],
-)
-def test_invalid_folders(files: str, message: str, tmp_path: Path) -> None:
-    for file in files.split():
-        if file.endswith("/"):
-            (tmp_path / file).mkdir(parents=True)
-        else:
-            put(tmp_path / file)
-    with pytest.raises(UserError, match=message):
-        load_dataset(f"folder:{tmp_path}", "val")

@@ -4,7 +4,7 @@ import http.server
 import json
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -69,41 +69,31 @@ class Hub(http.server.BaseHTTPRequestHandler):
         pass
 
 
-Start = Callable[[Path], type[Hub]]
-
-
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a hub whose repositories hold a folder's files."""
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """A hub whose repositories hold the files of tmp_path/repository."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(downloads, "PAUSE", 0.0)
     huggingface_hub.HfFileSystem.clear_instance_cache()
-    ended: list[Callable[[], object]] = []
-
-    def begin(folder: Path) -> type[Hub]:
-        files = serving(folder)
-        hub = type("Started", (Hub,), {"folder": folder, "files": files.__enter__(), "revisions": set()})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), hub)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_address[1]}"
-        template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        ended.extend((lambda: files.__exit__(None, None, None), server.shutdown, server.server_close, thread.join))
-        return hub
-
-    yield begin
-    for end in ended:
-        end()
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    with serving(folder) as files:
+        started = type("Started", (Hub,), {"folder": folder, "files": files, "revisions": set()})
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), started) as server:
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+            monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+            yield started
+            server.shutdown()
 
 
-def test_a_set_on_the_hub(start: Start, tmp_path: Path) -> None:
+def test_a_set_on_the_hub(hub: type[Hub], tmp_path: Path) -> None:
     """An image is downloaded with its shard, at one commit; another revision with the same files downloads nothing."""
-    write_folders(tmp_path / "in", {"ant": 20, "bee": 10})
+    write_folders(tmp_path / "in", {"ant": 8, "bee": 6})
     written = tmp_path / "repository" / "wds"
     write_shards(f"folder:{tmp_path / 'in'}", written, ShardSettings(records=4))
-    hub = start(written.parent)
     remote, local = load_dataset("shards:hub:ants/hill/wds", "train"), load_dataset(f"shards:{written}", "train")
     assert remote.classes == local.classes == ("ant", "bee")
     assert not any(name.endswith(".tar") for name in hub.files.asked)
@@ -117,16 +107,13 @@ def test_a_set_on_the_hub(start: Start, tmp_path: Path) -> None:
     assert hub.revisions == {COMMIT}
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
+@pytest.mark.usefixtures("hub")
+def test_missing_sets() -> None:
+    for spec, message in (
         ("hub:ants/gated", "`hf auth login`.*accept the terms"),
         ("hub:ants/nothing", "ants/nothing.*check the address"),
         ("hub:ants/hill@v9", "ants/hill@v9.*check the address"),
-        ("hub:ants/hill", "there is no index.json"),
-    ],
-)
-def test_missing_sets(start: Start, tmp_path: Path, spec: str, message: str) -> None:
-    start(tmp_path)
-    with pytest.raises(UserError, match=message):
-        load_dataset(f"shards:{spec}", "train")
+        ("hub:ants/hill", r"there is no index\.json"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_dataset(f"shards:{spec}", "train")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from image_files import put
 
 from vitlab.data import identity
 from vitlab.data.dataset import Dataset
@@ -23,9 +23,7 @@ def folder(tmp_path: Path) -> Path:
     """Two classes whose files have the same names and sizes."""
     for label, value in (("cat", 10), ("dog", 200)):
         for number in range(5):
-            path = tmp_path / "data" / label / f"{number}.bmp"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.full((80, 80, 3), value + number, np.uint8)).save(path)
+            put(tmp_path / "data" / label / f"{number}.bmp", value + number, (80, 80))
     return tmp_path / "data"
 
 
@@ -39,22 +37,16 @@ def swap(folder: Path) -> None:
     (folder / "aside").rename(folder / "dog")
 
 
-def repaint(folder: Path) -> None:
-    Image.fromarray(np.zeros((80, 80, 3), np.uint8)).save(folder / "dog" / "3.bmp")
-
-
 @pytest.mark.parametrize(
     ("change", "changed"),
     [
         (swap, {"cat", "dog"}),
-        (repaint, {"dog"}),
+        (lambda folder: put(folder / "dog" / "3.bmp", 0, (80, 80)), {"dog"}),
         (lambda folder: (folder / "dog" / "3.bmp").rename(folder / "dog" / "33.bmp"), {"dog"}),
         (lambda folder: (folder / "dog").rename(folder / "wolf"), {"dog", "wolf"}),
     ],
 )
-def test_classes_of_which_names_or_content_changed(
-    change: Callable[[Path], Any], changed: set[str], folder: Path
-) -> None:
+def test_classes_with_other_names_or_content(change: Callable[[Path], Any], changed: set[str], folder: Path) -> None:
     before = identity_of(f"folder:{folder}")
     change(folder)
     after = identity_of(f"folder:{folder}")
@@ -116,17 +108,13 @@ def test_images_in_memory_are_identified_by_their_bytes() -> None:
 
 
 def test_images_in_files_are_identified_by_path_size_and_time(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.bin" for i in range(2)]
-    for path in paths:
-        path.write_bytes(b"1")
-    entries = [Entry(str(path)) for path in paths]
-    data = Dataset("disk", "train", ("a",), np.zeros(2, np.int64), entries=entries)
+    path = tmp_path / "0.bin"
+    path.write_bytes(b"1")
+    data = Dataset("disk", "train", ("a",), np.zeros(1, np.int64), entries=[Entry(str(path))])
     digests = [exact_fingerprint("", data)]
-    digests.append(
-        exact_fingerprint("", dataclasses.replace(data, entries=[entries[0]._replace(offset=1), entries[1]]))
-    )
-    os.utime(paths[1], ns=(paths[1].stat().st_atime_ns, paths[1].stat().st_mtime_ns + 1))
+    digests.append(exact_fingerprint("", dataclasses.replace(data, entries=[Entry(str(path), offset=1)])))
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))
     digests.append(exact_fingerprint("", data))
-    paths[1].unlink()
+    path.unlink()
     digests.append(exact_fingerprint("", data))
     assert len(set(digests)) == 4

@@ -11,7 +11,7 @@ import pytest
 import torch
 from image_files import link_all, put
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset
@@ -35,20 +35,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def label_sets(dataset: Dataset) -> list[list[int]]:
     assert dataset.label_sets is not None
     return [dataset.label_sets.of_image(i).tolist() for i in range(len(dataset))]
-
-
-class Model(nn.Module):
-    """Predicts by a function of the gray value of an image."""
-
-    def __init__(self, predict: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.predict = predict
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.predict(((images[:, 0, 4, 4] + 1) * 127.5).round().long())
-
-
-# ------------------------------------------------------------------------------------------------ ImageNet
 
 
 @pytest.fixture
@@ -77,10 +63,6 @@ def test_imagenets_val_is_its_test_split(val: Path) -> None:
     (val / "val" / FEW[3]).rename(val / "val" / "tench")
     with pytest.raises(UserError, match="tench"):
         load_dataset("imagenet", "test", root=val)
-    shutil.rmtree(val / "val")
-    put(val / "val" / "ILSVRC2012_val_00000001.jpeg")
-    with pytest.raises(UserError, match="has 0 class folders"):
-        load_dataset("imagenet", "test", root=val)
 
 
 def test_imagenets_val_is_cut_from_train(root: Path, image: Path) -> None:
@@ -107,8 +89,6 @@ def test_a_part_of_imagenets_val(val: Path, image: Path) -> None:
     link_all(val / "train", image, [f"{wnid}/1.JPEG" for wnid in FEW])
     assert load_dataset("imagenet", "test", root=val, partial=True).labels.tolist() == test.labels.tolist()
 
-
-# ---------------------------------------------------------------------------------------------------- ReaL
 
 REAL = [[3], [], [5, 2], [0], [], [999, 1, 7]]
 
@@ -146,22 +126,15 @@ def test_a_part_of_real(real: Path) -> None:
         load_dataset("imagenet_real", "test", root=real)
     test = load_dataset("imagenet_real", "test", root=real, partial=True)
     assert (len(test), test.left_out, test.full_size, test.labels.tolist()) == (2, 1, 4, [3, 0])
-    model = Model(lambda gray: torch.eye(1000)[torch.full((len(gray),), 3)])
-    result = evaluate(model, test, (8, 8))
-    assert (result.accuracy, result.record()["full_size"], result.record()["left_out"]) == (0.5, 4, 1)
+    record = evaluate(nn.Sequential(nn.Flatten(), nn.Linear(192, 1000)), test, (8, 8)).record()
+    assert (record["full_size"], record["left_out"]) == (4, 1)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"1": [1]}', "[[1], [2]]", json.dumps([*REAL[:5], [1000]]), json.dumps([*REAL[:5], 7]), None],
-)
-def test_invalid_real_labels(content: str | None, real: Path) -> None:
-    (real / "real.json").unlink() if content is None else (real / "real.json").write_text(content)
-    with pytest.raises(UserError, match=r"real\.json"):
-        load_dataset("imagenet_real", "test", root=real)
-
-
-# ------------------------------------------------------------------------------------------------------ V2
+def test_invalid_real_labels(real: Path) -> None:
+    for content in ({"1": [1]}, [[1], [2]], [*REAL[:5], [1000]], [*REAL[:5], 7]):
+        (real / "real.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=r"real\.json"):
+            load_dataset("imagenet_real", "test", root=real)
 
 
 def test_v2_folders_are_numbers(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,15 +144,11 @@ def test_v2_folders_are_numbers(tmp_path: Path, image: Path, monkeypatch: pytest
     link_all(folder, image, [f"{c}/a.jpeg" for c in range(30)])
     test = load_dataset("imagenet_v2_threshold", "test", root=tmp_path)
     assert test.labels.tolist() == [int(Path(entry.file).parent.name) for entry in test.entries] == list(range(30))
-    for other in ("imagenet_v2", "imagenet_v2_top"):
-        with pytest.raises(ValueError, match=f"{folder} is not {other} but imagenet_v2_threshold"):
-            load_dataset(other, "test", root=folder)
+    with pytest.raises(UserError, match="not imagenet_v2_top but imagenet_v2_threshold"):
+        load_dataset("imagenet_v2_top", "test", root=folder)
     (folder / "17").rename(folder / "n01440764")
-    with pytest.raises(ValueError, match="0 to 999 and no others; wrong: 17, n01440764"):
+    with pytest.raises(UserError, match="17, n01440764"):
         load_dataset("imagenet_v2_threshold", "test", root=tmp_path)
-
-
-# ----------------------------------------------------------------------------------------------- ObjectNet
 
 
 @pytest.fixture
@@ -197,14 +166,11 @@ def objectnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names = [f"thing {999 - line}, Res {999 - line}" for line in range(1000)]
     shared = {labels[folder]: f"thing {2 * i}, Res {2 * i}" for i, folder in enumerate(folders[:11])}
     shared["Alarm clock"] = "thing 409, Res 409; thing 530, Res 530"
-    write = {
-        "folder_to_objectnet_label.json": json.dumps(labels),
-        "objectnet_to_imagenet_1k.json": json.dumps(shared),
-        "pytorch_to_imagenet_2012_id.json": json.dumps({str(c): 999 - c for c in range(1000)}),
-        "imagenet_to_label_2012_v2": "\n".join(names) + "\n",
-    }
-    for name, text in write.items():
-        (home / "mappings" / name).write_text(text)
+    (home / "mappings" / "folder_to_objectnet_label.json").write_text(json.dumps(labels))
+    (home / "mappings" / "objectnet_to_imagenet_1k.json").write_text(json.dumps(shared))
+    lines = {str(c): 999 - c for c in range(1000)}
+    (home / "mappings" / "pytorch_to_imagenet_2012_id.json").write_text(json.dumps(lines))
+    (home / "mappings" / "imagenet_to_label_2012_v2").write_text("\n".join(names) + "\n")
     for number, folder in enumerate(folders):
         for count in range(3 if folder == "alarm_clock" else 1):
             bordered = Image.new("RGB", (84, 74), (255, 0, 0))
@@ -261,7 +227,6 @@ def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], object]:
         (change("pytorch_to_imagenet_2012_id.json", lambda d: {**d, "3": 0}), "does not map"),
         (change("folder_to_objectnet_label.json", list), "must be a JSON dict"),
         (change("objectnet_to_imagenet_1k.json", lambda d: {**d, "Object 001": "thing 2; nothing"}), "does not map"),
-        (change("objectnet_to_imagenet_1k.json", lambda d: dict(list(d.items())[:5])), "does not map"),
         (lambda p: shutil.rmtree(p / "images" / "object_009"), "object_009"),
         (lambda p: shutil.rmtree(p / "images"), "there is no folder .*images"),
         (lambda p: shutil.rmtree(p), "objectnet.dev"),
@@ -271,9 +236,6 @@ def test_incomplete_objectnet(damage: Callable[[Path], object], message: str, ob
     damage(objectnet)
     with pytest.raises(UserError, match=message):
         load_dataset("objectnet", "test", root=objectnet)
-
-
-# ------------------------------------------------------------------------------------------------- together
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if has_imagenet_classes(name)])

@@ -43,16 +43,11 @@ def test_levels_of_a_file_are_black_and_white(data: bytes, levels: Any, expected
 
 def deep_color() -> bytes:
     """A PNG of 8x8 pixels with 16 bits a channel, which Pillow does not write."""
-    parts = {
-        b"IHDR": struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0),
-        b"IDAT": zlib.compress(bytes(8 * 49)),
-        b"IEND": b"",
-    }
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts.items()
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    file = b"\x89PNG\r\n\x1a\n"
+    header, data = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0), zlib.compress(bytes(8 * 49))
+    for kind, part in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
+        file += struct.pack(">I", len(part)) + kind + part + struct.pack(">I", zlib.crc32(kind + part))
+    return file
 
 
 def test_a_range_of_16_bits_is_not_of_8(tmp_path: Path) -> None:
@@ -65,6 +60,8 @@ def test_a_range_of_16_bits_is_not_of_8(tmp_path: Path) -> None:
                 read(Entry(str(tmp_path / name)), (40, 4095))
     with pytest.raises(UserError, match="is for files"):
         load_dataset("digits", "train", levels=(40, 100))
+    with pytest.raises(UserError, match="is for images in files"):
+        measure_range(load_dataset("digits", "train"))
 
 
 def write_set(folder: Path, kind: type = np.uint16, suffix: str = "png", scale: int = 1) -> str:
@@ -78,13 +75,6 @@ def write_set(folder: Path, kind: type = np.uint16, suffix: str = "png", scale: 
                 pixels[0, 0] = 65535 if i == 0 else pixels[0, 0]
                 Image.fromarray(pixels.astype(kind)).save(folder / split / name / f"{i}.{suffix}")
     return f"folder:{folder}"
-
-
-def test_the_range_of_a_set_is_measured(tmp_path: Path) -> None:
-    name = write_set(tmp_path)
-    assert measure_range(load_dataset(name, "train")) == (37, 103)
-    with pytest.raises(UserError, match="is for images in files"):
-        measure_range(load_dataset("digits", "train"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +96,6 @@ def test_a_run_and_all_that_takes_its_model_have_the_range(tmp_path: Path) -> No
     assert finished.result["test"]["accuracy"] == 1
     assert finished.config.data.range == (37, 103)
     assert load_checkpoint(tmp_path / "run").preprocessing.range == (37, 103)
-    assert pretrain(config, tmp_path / "run", device="cpu", tensorboard=False).result == finished.result
     assert evaluate_checkpoint(tmp_path / "run").accuracy == 1
     files = [tmp_path / "set" / "test" / label / "1.png" for label in ("dark", "bright")]
     images = [*files, *map(Image.open, files)]

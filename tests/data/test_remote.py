@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import Server, serving, write_folders
 
@@ -58,9 +58,7 @@ def both(server: Server, written: Path, split: str = "train") -> tuple[Dataset, 
     return load_dataset(f"shards:{server.address}/", split), load_dataset(f"shards:{written}", split)
 
 
-# ----------------------------------------------------------------------------------------------------- order
-
-
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
 def test_at_most_window_shards_are_in_use(counts: list[int], window: int, seed: int, epoch: int) -> None:
     shard = np.repeat(np.arange(len(counts)) * 3, counts)  # numbers may be missing
@@ -82,9 +80,6 @@ def test_the_order_never_changes() -> None:
     assert not np.array_equal(one, two)
 
 
-# ------------------------------------------------------------------------------------------------- same set
-
-
 @pytest.mark.parametrize("split", ["train", "trainval"])
 def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split: str) -> None:
     remote_set, local = both(server, written, split)
@@ -97,16 +92,15 @@ def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split:
     assert max(server.asked[path.name] for path in written.glob("*.tar")) == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_image_once_an_epoch(server: Server, written: Path, workers: int) -> None:
+def test_every_image_once_an_epoch(server: Server, written: Path) -> None:
     remote_set, local = both(server, written)
     n = len(remote_set)
-    batches = list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=workers), 2 * n // 4))
+    batches = list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=2), 2 * n // 4))
     seen = np.concatenate([batch.indices for batch in batches])
     assert sorted(seen[:n]) == sorted(seen[n : 2 * n]) == list(range(n))
     assert seen[:n].tolist() != seen[n : 2 * n].tolist()
     assert [label for batch in batches for label in batch.labels.tolist()] == local.labels[seen].tolist()
-    evaluated = list(eval_batches(remote_set, EVAL, batch_size=5, workers=workers))
+    evaluated = eval_batches(remote_set, EVAL, batch_size=5)
     for one, two in zip(evaluated, eval_batches(local, EVAL, batch_size=5), strict=True):
         np.testing.assert_array_equal(one.images, two.images)
 
@@ -114,12 +108,12 @@ def test_every_image_once_an_epoch(server: Server, written: Path, workers: int) 
 def test_any_start_continues_and_ranks_share(server: Server, written: Path) -> None:
     remote_set, _ = both(server, written)
     whole = list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH), 30))
-    for start in range(0, 60, 4):
+    for start in (4, 20, 44, 56):
         (part,) = itertools.islice(train_batches(remote_set, TRAIN, **BATCH, first_example=start), 1)
         np.testing.assert_array_equal(part.indices, whole[start // 4].indices)
         np.testing.assert_array_equal(part.images, whole[start // 4].images)
     ranks = [train_batches(remote_set, TRAIN, **BATCH, first_example=8, rank=r, world_size=2) for r in (0, 1)]
-    for i in range(2, 16):
+    for i in range(2, 13):
         parts = [next(rank) for rank in ranks]
         assert [x for part in parts for x in part.indices.tolist()] == whole[i].indices.tolist()
 
@@ -131,19 +125,16 @@ def size(path: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_limited_cache(
-    server: Server, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+def test_a_limited_cache(server: Server, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(path.stat().st_size for path in written.glob("train-*.tar"))
     monkeypatch.setenv(CACHE_LIMIT, f"{7 * largest / 1e9:.12f}")
     remote_set, local = both(server, written)
-    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=workers), 3 * len(remote_set) // 4):
+    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=2), 3 * len(remote_set) // 4):
         assert batch.labels.tolist() == local.labels[batch.indices].tolist()
         assert sum(map(size, (tmp_path / "cache").rglob("*.tar"))) <= 9 * largest  # and two that are being added
     downloaded = sum(server.asked[path.name] for path in written.glob("train-*.tar"))
     # Each once an epoch, and a few again where two epochs meet, or where a worker is behind the others.
-    assert downloaded <= 3 * 12 + (18 if workers else 6)
+    assert downloaded <= 3 * 12 + 18
 
 
 def test_shards_are_downloaded_before_they_are_needed(server: Server, written: Path) -> None:
@@ -160,17 +151,12 @@ def test_shards_are_downloaded_before_they_are_needed(server: Server, written: P
         assert len(server.asked) - 3 <= len(seen) + 2 + 2 + 1, done  # 3 other files
 
 
-# ---------------------------------------------------------------------------------------------- what can happen
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_server_that_no_longer_answers(server: Server, written: Path, workers: int) -> None:
-    """The message is the same from every process; `on_error="skip"` does not skip it."""
-    remote_set, _ = both(server, written)
-    batches = train_batches(remote_set, TRAIN, **BATCH, workers=workers, on_error="skip")
+def test_a_server_that_no_longer_answers(server: Server, written: Path) -> None:
+    """`on_error="skip"` does not skip it."""
+    batches = train_batches(both(server, written)[0], TRAIN, **BATCH, workers=1, on_error="skip")
     next(batches)
     server.dead = True
-    with pytest.raises(ValueError, match=r"^cannot download http://127.*train-.*tar \(.*; tried 6 times"):
+    with pytest.raises(UserError, match=r"train-.*tar .*tried 6 times"):
         list(itertools.islice(batches, 30))
 
 
@@ -183,10 +169,8 @@ def test_a_damaged_shard_is_refused(
     for path in written.iterdir():
         data = path.read_bytes()
         (other / path.name).write_bytes(data[:-1] + b"x" if path.name == name else data)
-    with serving(other) as damaged:
-        remote_set = load_dataset(f"shards:{damaged.address}", "train")
-        with pytest.raises(ValueError, match=rf"{name} has the sha256"):
-            list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH), len(remote_set) // 4))
+    with serving(other) as damaged, pytest.raises(UserError, match=rf"{name} has the sha256"):
+        load_dataset(f"shards:{damaged.address}", "train").image(9)
     monkeypatch.setattr(remote, "JSON_BYTES", 100)
     (other / "index.json").write_text("<html>welcome</html>")
     with serving(other) as damaged, serving(tmp_path) as empty:
@@ -197,7 +181,7 @@ def test_a_damaged_shard_is_refused(
 
 def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
     """What is cached of the first is not used for the second: images are identified by the index."""
-    write_folders(tmp_path / "in", {"ant": 30, "bee": 30}, seed=5)
+    write_folders(tmp_path / "in", {"ant": 4, "bee": 4}, seed=5)
     write_shards(f"folder:{tmp_path / 'in'}", tmp_path / "new", ShardSettings(records=4))
     served, digests = tmp_path / "served", []
     with serving(served) as server:
@@ -210,8 +194,6 @@ def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
             digests.append(exact_fingerprint("", remote_set))
     assert digests[0] == digests[1] != digests[2]
 
-
-# ----------------------------------------------------------------------------------------------------- cache
 
 DATA = np.random.default_rng(0).bytes(3000)
 FILES = tuple(File(f"{i}.tar", len(DATA) - i, hashlib.sha256(DATA[i:]).hexdigest()) for i in range(6))

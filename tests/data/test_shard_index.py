@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitlab.data.dataset import Labels
-from vitlab.data.shard_index import (
-    Locations,
-    read_locations,
-    write_locations,
-)
+from vitlab.data.shard_index import Locations, read_locations, write_locations
 
 MEMBERS = st.tuples(st.text("añ/.€", max_size=9), st.integers(0, 2**40), st.integers(0, 2**30))
 ROWS = st.lists(st.tuples(MEMBERS, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)), min_size=1, max_size=9)

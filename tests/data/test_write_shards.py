@@ -46,9 +46,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# ------------------------------------------------------------------------------------------- complete data sets
-
-
 def test_bits_that_are_lost_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where images are resized; else all bytes are copied."""
     for name in ("a", "b"):
@@ -111,12 +108,12 @@ def test_the_package_webdataset_reads_it(tmp_path: Path) -> None:
     assert (row["cls"], row["labels.json"]) == (1, [1])
 
 
-def test_the_bytes_are_the_same_each_time(pets: Path, tmp_path: Path) -> None:
-    for name, settings in (("a", SMALL), ("b", SMALL), ("c", ShardSettings(records=10, seed=1))):
-        write_shards(f"folder:{pets}", tmp_path / name, settings)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert contents(tmp_path / "a")["train-000000.tar"] != contents(tmp_path / "c")["train-000000.tar"]
-    with tarfile.open(tmp_path / "a" / "train-000000.tar") as tar:
+def test_the_bytes_are_the_same_each_time(written: Path, tmp_path: Path) -> None:
+    for name, settings in (("b", SMALL), ("c", ShardSettings(records=10, seed=1))):
+        write_shards(f"folder:{written / 'pets'}", tmp_path / name, settings)
+    assert contents(written / "out") == contents(tmp_path / "b")
+    assert contents(written / "out")["train-000000.tar"] != contents(tmp_path / "c")["train-000000.tar"]
+    with tarfile.open(written / "out" / "train-000000.tar") as tar:
         assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m in tar} == {(0, 0, 0, "", 0o644)}
         names = tar.getnames()
     assert names[::2] == [f"{name.partition('.')[0]}.cls" for name in names[1::2]]  # an image's members in sequence
@@ -132,9 +129,6 @@ def test_shards_are_balanced_and_shuffled(n: int, shards: int, seed: int) -> Non
     assert np.ptp([np.bincount(labels[part], minlength=6) for part in parts], axis=0).max() <= 1
     (whole,) = assign_to_shards(np.repeat([0, 1], 500), 1, seed)
     assert 200 < (whole[:500] < 500).sum() < 300
-
-
-# ------------------------------------------------------------------------------------------------ the images
 
 
 def one_image(tmp_path: Path, name: str, image: Image.Image, **options: Any) -> Dataset:
@@ -164,13 +158,7 @@ def test_larger_images_are_resized(tmp_path: Path, width: int, height: int, smal
 
 @pytest.mark.parametrize(
     ("name", "kind", "suffix"),
-    [
-        ("rotated.jpg", "JPEG", "jpg"),
-        ("b.jpg", "PNG", "png"),
-        ("c.webp", "WEBP", "webp"),
-        ("d.bmp", "BMP", ""),
-        ("e.gif", "GIF", ""),
-    ],
+    [("rotated.jpg", "JPEG", "jpg"), ("b.jpg", "PNG", "png"), ("c.webp", "WEBP", "webp"), ("d.bmp", "BMP", "")],
 )
 def test_formats(tmp_path: Path, name: str, kind: str, suffix: str) -> None:
     """JPEG, PNG and WebP stay, whatever the file is called; others become PNG."""
@@ -202,9 +190,6 @@ def test_unreadable_images(pets: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-# ---------------------------------------------------------------------------------------------- interruptions
-
-
 class Tars:
     """Counts the tars that are written, and interrupts after `limit` of them."""
 
@@ -220,14 +205,13 @@ class Tars:
         self.write(path, *further)
 
 
-@pytest.mark.parametrize("count", [0, 4, 5])
+@pytest.mark.parametrize("count", [4, 5])
 def test_an_interrupted_call_is_resumed(
-    pets: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+    written: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Complete tars are not written again, and the files end up the same to the byte. After the fifth and last tar it
     is the writing of the index that is interrupted."""
-    write_shards(f"folder:{pets}", tmp_path / "expected", SMALL)
-    tars = Tars(monkeypatch, count)
+    pets, tars = written / "pets", Tars(monkeypatch, count)
     with monkeypatch.context() as patch:
         if count == 5:
             patch.setattr(module, "write_locations", tars)
@@ -237,26 +221,21 @@ def test_an_interrupted_call_is_resumed(
     tars.limit = 99
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert len(tars.written) == len(set(tars.written)) == 5
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
-    assert {path.name for path in tmp_path.iterdir()} == {"pets", "expected", "out"}
+    assert contents(tmp_path / "out") == contents(written / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("change", ["settings", "images"])
-def test_the_tars_of_another_call_are_not_reused(
-    pets: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_shards(f"folder:{pets}", tmp_path / "expected", SMALL)
+def test_the_tars_of_other_images_are_not_reused(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = pets / "cat" / "000.jpg"
     before = image.read_bytes()
-    if change == "images":
-        image.write_bytes((pets / "cat" / "001.jpg").read_bytes())
+    image.write_bytes((pets / "cat" / "001.jpg").read_bytes())
     tars = Tars(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
-        write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=int(change == "settings")))
+        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     tars.limit = 99
     image.write_bytes(before)
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+    assert len(tars.written) == 4 + 5
 
 
 def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,33 +260,26 @@ def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, mo
             write_shards(f"folder:{pets}", other, settings)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_call_that_was_overtaken(pets: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_overtaken(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process finishes the data set while this one reads the source."""
     lock = module.lock_file
 
     def finish_first(path: Path) -> Any:
         monkeypatch.setattr(module, "lock_file", lock)
-        expected.append(write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=seed)))
+        expected.append(write_shards(f"folder:{pets}", tmp_path / "out", SMALL))
         return lock(path)
 
     expected, tars = list[dict[str, Any]](), Tars(monkeypatch)
     monkeypatch.setattr(module, "lock_file", finish_first)
-    if seed:
-        with pytest.raises(UserError, match=r"written with other settings \(seed\)"):
-            write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
-    else:
-        assert [write_shards(f"folder:{pets}", tmp_path / "out", SMALL)] == expected
-        assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
+    assert [write_shards(f"folder:{pets}", tmp_path / "out", SMALL)] == expected
+    assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
     assert len(tars.written) == 5
 
 
-@pytest.mark.parametrize("moment", ["first", "last"])
 def test_two_processes_do_not_write_the_same_folder(
-    pets: Path, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second, with other settings, would delete what the first has written: its first tar, or all of them while it
-    writes the index."""
+    """The second, with other settings, would delete the tars that the first has written, while it writes the index."""
     context = multiprocessing.get_context("fork")
     messages: list[str] = []
 
@@ -317,22 +289,20 @@ def test_two_processes_do_not_write_the_same_folder(
         except UserError as error:
             pipe.send(str(error))
 
-    def begin_another(*_: Any) -> None:
+    def scan_beside_another(tars: Any) -> Any:
         if not messages:
             receiver, sender = context.Pipe(duplex=False)
             other = context.Process(target=write_other, args=(sender,))
             other.start()
-            messages.append(receiver.recv() if receiver.poll(10) else "written")
+            messages.append(receiver.recv() if receiver.poll(60) else "written")
             other.join()
+        return scan(tars)
 
     scan = module.scan
-    if moment == "last":
-        monkeypatch.setattr(module, "scan", lambda tars: begin_another() or scan(tars))
-        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
-    else:
-        write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
+    monkeypatch.setattr(module, "scan", scan_beside_another)
+    write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert re.match(r"another process is writing .*out", messages[0])
-    assert sum(len(load_dataset(f"shards:{tmp_path / 'out'}", split)) for split in ("train", "val", "test")) == 30
+    assert len(load_dataset(f"shards:{tmp_path / 'out'}", "all")) == 30
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
 
 
@@ -345,14 +315,9 @@ def edit_index(change: Any) -> Any:
     [
         ("train-000001.tar", lambda path: path.write_bytes(path.read_bytes()[:-512]), r"\(train-000001.tar\)"),
         ("train-000001.tar", Path.unlink, r"\(train-000001.tar\)"),
-        (
-            "train-000003.tar",
-            lambda path: path.write_bytes(path.with_name("train-000001.tar").read_bytes()),
-            r"\(train-000003.tar\)",
-        ),
+        ("train-000003.tar", Path.touch, r"\(train-000003.tar\)"),
         ("train.index.npz", lambda path: path.write_bytes(b""), r"\(train.index.npz\)"),
         ("index.json", lambda path: path.write_text("<html>"), "not an index of shards"),
-        ("index.json", edit_index(lambda index: []), "not an index of shards"),
         ("index.json", edit_index(lambda index: index | {"format": "else"}), "'else', not 'vitlab-shards-1'"),
         ("index.json", edit_index(lambda index: {"format": index["format"]}), "KeyError"),
         *(("classes.json", lambda path, text=text: path.write_text(text), "classes") for text in ("{", "[1, 2]", "[]")),
@@ -365,7 +330,7 @@ def test_files_that_do_not_match_the_index(written: Path, tmp_path: Path, name: 
         load_dataset(f"shards:{tmp_path / 'out'}", "train")
 
 
-@pytest.mark.parametrize("options", [{"size": 0}, {"quality": 101}, {"records": 0}, {"seed": -1}])
-def test_invalid_settings(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(options))} is"):
-        ShardSettings(**options)
+def test_invalid_settings() -> None:
+    for name, value in {"size": 0, "quality": 101, "records": 0, "seed": -1}.items():
+        with pytest.raises(UserError, match=f"{name} is"):
+            ShardSettings(**{name: value})

@@ -1,15 +1,18 @@
-"""Checks of classes: `require_...` raises before a run; `warn_...` logs, for `load_dataset`, runs and evaluation.
+"""The classes of a data set: their names, their order, the choice of some of them, and checks.
 
-The names of classes and their order are in class_names.py.
+`require_...` raises before a run; `warn_...` logs, for `load_dataset`, runs and evaluation.
 """
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +24,64 @@ from vitlab.io import open_regular
 END = 2**12
 """Last bytes of files of equal size that are compared first: different compressed images nearly always differ there."""
 
+MAX_CLASSES = 2**20  # most classes without names: a larger label is a mistake
+_DIGITS = re.compile("([0-9]+)")
+
 logger = logging.getLogger(__name__)
+
+
+def natural_order(names: Iterable[str]) -> tuple[str, ...]:
+    """The names sorted: numbers in them by value (2 before 10), all else by code point, in NFC, as `sorted` does."""
+
+    def key(name: str) -> tuple[list[Any], str]:
+        # Text and numbers alternate. A number is compared by its count of digits, then by these.
+        parts: list[Any] = _DIGITS.split(canonical(name))
+        parts[1::2] = ((len(digits := part.lstrip("0")), digits) for part in parts[1::2])
+        return parts, name
+
+    return tuple(sorted(names, key=key))
+
+
+def canonical(name: str) -> str:
+    """The form for comparing names (NFC): macOS stores an umlaut as two characters, other systems as one."""
+    return unicodedata.normalize("NFC", name)
+
+
+def numbered_classes(top: int, where: str) -> tuple[str, ...]:
+    """Names for numbered classes, "0" to `top`. Raises UserError for too many; `where` names their source."""
+    if top >= MAX_CLASSES:
+        raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
+    return tuple(str(i) for i in range(top + 1))
+
+
+def keep_classes(dataset: Dataset, classes: Sequence[int | str]) -> Dataset:
+    """The images that have any of these classes, which are renumbered in the order given.
+
+    A number is the index of a class. But if any class of the set has a number for a name, all numbers are names.
+    Raises UserError for an unknown class, and for one that is given twice.
+    """
+    names_are_numbers = any(name.isdecimal() for name in dataset.classes)
+    index_of: dict[int | str, int] = {canonical(name): index for index, name in enumerate(dataset.classes)}
+    if not names_are_numbers:
+        index_of |= {index: index for index in range(len(dataset.classes))}
+    keys = [canonical(str(c)) if names_are_numbers or isinstance(c, str) else c for c in classes]
+    kept = [index_of.get(key, -1) for key in keys]
+    if not kept or -1 in kept or len(set(kept)) < len(kept):
+        raise UserError(
+            f"classes must be different names ({first_ten(dataset.classes)}) or numbers from 0 to "
+            f"{len(dataset.classes) - 1} of {dataset.name}, not {tuple(classes)}"
+        )
+    new_labels = np.full(len(dataset.classes), -1)
+    new_labels[kept] = np.arange(len(kept))
+    labels = dataset.all_labels.renumber(new_labels)
+    indices = np.flatnonzero(labels.counts)
+    labels = labels.take(indices)
+    return dataclasses.replace(
+        dataset.take(indices),
+        classes=tuple(dataset.classes[c] for c in kept),
+        labels=labels.first_labels,
+        label_sets=None if dataset.label_sets is None else labels,
+    )
 
 
 def require_two_classes(train: Dataset) -> None:

@@ -50,7 +50,6 @@ UNREAD = {
 }
 """Images, or files that hold images, which are not read -> how they can be. Suffixes that are read do not count."""
 _HINTS = {suffix: hint for suffixes, hint in UNREAD.items() for suffix in suffixes}
-_NO_SUFFIX = "without a suffix"
 
 
 @dataclasses.dataclass
@@ -84,7 +83,7 @@ def images_below(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path, below: bool = True) -> bool:
-    """Whether there is an image in `folder`, or below it."""
+    """Whether there is an image in `folder`, or with `below` anywhere below it."""
     return any(kind == "image" for kind, _ in _walk(str(folder), set() if below else None))
 
 
@@ -105,9 +104,8 @@ def _walk(folder: str, seen: set[str] | None) -> Iterator[tuple[str, str]]:
         elif entry.is_dir():
             folders.append(entry.path)
         else:
-            suffix = _suffix(entry.name)
-            kind = "image" if suffix in IMAGE_SUFFIXES else (suffix or _NO_SUFFIX)
-            yield kind, entry.path.removeprefix("./")
+            suffix = _suffix(entry.name) or "without a suffix"
+            yield "image" if suffix in IMAGE_SUFFIXES else suffix, entry.path.removeprefix("./")
     for path in sorted(folders) if seen is not None else ():
         if not _is_skipped(path):
             yield from _walk(path, seen)
@@ -144,17 +142,17 @@ def _is_skipped(folder: str) -> bool:
 @functools.cache  # until a data set is opened: every class folder is asked for several times
 def _output_evidence(folder: str) -> str:
     """What shows that `folder` is an output (`OUTPUTS`), or holds outputs and no images; "" if it is none."""
-    names = (name for name, others in OUTPUTS.items() if _has(folder, name) and any(_has(folder, o) for o in others))
+
+    def has(name: str) -> bool:
+        return os.path.exists(os.path.join(folder, name))  # noqa: PTH110, PTH118  (a Path for every folder is slow)
+
+    names = (name for name, others in OUTPUTS.items() if has(name) and any(map(has, others)))
     return next(names, "") or ("runs, models or exports" if _holds_only_outputs(folder) else "")
 
 
 def look_again() -> None:
     """Forgets which folders are outputs: a run may have been written since."""
     _output_evidence.cache_clear()
-
-
-def _has(folder: str, name: str) -> bool:
-    return os.path.exists(os.path.join(folder, name))  # noqa: PTH110, PTH118  (a Path for every folder is slow)
 
 
 def _holds_only_outputs(folder: str) -> bool:
@@ -190,7 +188,6 @@ def subfolders(path: Path) -> list[str]:
 
 
 def require_no_broken_links(path: Path, links: list[str]) -> None:
-    """Raises UserError for broken links below `path`."""
     if links:
         shown = first_ten([f"{link} -> {os.readlink(link)}" for link in sorted(links)])  # noqa: PTH115
         raise UserError(
@@ -200,7 +197,6 @@ def require_no_broken_links(path: Path, links: list[str]) -> None:
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
-    """Logs the counts of files by kind that are left out."""
     if ignored:
         text = "%s: %d files are not images and are skipped (%s)"
         logger.warning(text, quoted(str(path)), ignored.total(), _describe(ignored))
@@ -213,7 +209,7 @@ def _describe(others: collections.Counter[str]) -> str:
 
 
 def no_images_error(folder: Path, others: collections.Counter[str]) -> UserError:
-    """The error for a folder without images: what is there instead, and what to do."""
+    """What is in a folder without images, and what to do."""
     start = f"the folder {quoted(str(folder))} holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})"
     if not others:
         return UserError(f"{start} and no other files: remove it, or fill it")

@@ -13,11 +13,9 @@ from vitlab.data.decode import Entry, ImageError, Levels
 from vitlab.io import NPZ_ERRORS, reading_npz
 
 MEMORY_SIDE, MEMORY_BYTES, MEMORY_FILES = 64, 2**30, 200_000
-"""Images of one size are decoded once, up to this side in pixels, so many bytes and so many files: reading a file takes
-40 microseconds or more at each start of a run."""
+"""Small images of one size are decoded once: up to this side in pixels, so many bytes and so many files."""
 
-BatchIndices = tuple[np.ndarray, np.ndarray]
-"""Epochs and dataset indices of one batch, int64 [B] each."""
+BatchIndices = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +35,6 @@ class Labels:
 
     @property
     def counts(self) -> Int64[np.ndarray, " N"]:
-        """The number of labels of each image."""
         return np.diff(self.offsets)
 
     @property
@@ -54,7 +51,6 @@ class Labels:
         return bool((self.counts != 1).any())
 
     def of_image(self, index: int) -> np.ndarray:
-        """The labels of one image."""
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: np.ndarray) -> "Labels":
@@ -185,20 +181,16 @@ class Dataset:
 
     def take(self, indices: np.ndarray) -> "Dataset":
         """The images `indices`, in that order."""
+        numbers = indices.tolist()
         if isinstance(self.entries, Entries):
             entries = self.entries.take(indices)
         else:
-            entries = [self.entries[i] for i in indices.tolist()] if self.entries else ()
-        return dataclasses.replace(
-            self,
-            labels=self.labels[indices],
-            pixels=None if self.pixels is None else self.pixels[indices],
-            entries=entries,
-            failures={j: self.failures[i] for j, i in enumerate(indices.tolist()) if i in self.failures},
-            label_sets=None if self.label_sets is None else self.label_sets.take(indices),
-            groups=None if self.groups is None else self.groups[indices],
-            from_val=None if self.from_val is None else self.from_val[indices],
-        )
+            entries = [self.entries[i] for i in numbers] if self.entries else ()
+        failures = {new: self.failures[i] for new, i in enumerate(numbers) if i in self.failures}
+        sets = None if self.label_sets is None else self.label_sets.take(indices)
+        names = ("labels", "pixels", "groups", "from_val")
+        arrays = {name: array[indices] for name in names if (array := getattr(self, name)) is not None}
+        return dataclasses.replace(self, entries=entries, failures=failures, label_sets=sets, **arrays)
 
     def read_if_small(self, on_error: str) -> "Dataset":
         """The same set with `pixels`, if its images are small and of one size (`MEMORY_SIDE`); else the set as it is.
@@ -228,21 +220,18 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     """The images of `first`, then of `second`."""
     assert first.classes == second.classes
     assert not first.failures | second.failures, "sets are joined before their images are read"
-    pixels = [p for p in (first.pixels, second.pixels) if p is not None]
-    multi_label = first.label_sets is not None or second.label_sets is not None
-    groups = [g for g in (first.groups, second.groups) if g is not None]
     if isinstance(first.entries, Entries) and isinstance(second.entries, Entries):
         entries = first.entries.join(second.entries)
     else:
         entries = [*first.entries, *second.entries]
+    has_sets = first.label_sets is not None or second.label_sets is not None
+    sets = first.all_labels.join(second.all_labels) if has_sets else None
+    arrays: dict[str, np.ndarray | None] = {}
+    for name in ("labels", "pixels", "groups"):
+        one, two = getattr(first, name), getattr(second, name)
+        arrays[name] = None if one is None or two is None else np.concatenate([one, two])
     return dataclasses.replace(
-        first,
-        labels=np.concatenate([first.labels, second.labels]),
-        pixels=np.concatenate(pixels) if len(pixels) == 2 else None,
-        entries=entries,
-        label_sets=first.all_labels.join(second.all_labels) if multi_label else None,
-        left_out=first.left_out + second.left_out,
-        groups=np.concatenate(groups) if len(groups) == 2 else None,
+        first, entries=entries, label_sets=sets, left_out=first.left_out + second.left_out, **arrays
     )
 
 
@@ -252,8 +241,8 @@ def with_image_names(dataset: Dataset, source: str = "", indices: np.ndarray | N
     if dataset.entries:
         return dataset
     source = source or f"{dataset.name}/{dataset.split}"
-    indices = np.arange(len(dataset)) if indices is None else indices
-    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in indices])
+    numbers = range(len(dataset)) if indices is None else indices
+    return dataclasses.replace(dataset, entries=[Entry(f"{source}[{i}]", size=0) for i in numbers])
 
 
 SplitReader = tuple[list[str], Callable[[str], Dataset]]

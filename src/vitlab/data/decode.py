@@ -40,8 +40,7 @@ UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS fo
 INSTALL = "to read HEIC: pip install 'vitlab[heif]'; for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-Levels = tuple[int, int]
-"""The values of an image file that are black and white."""
+Levels = tuple[int, int]  # the values of an image file that are black and white
 _BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323  # TIFF tags
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
@@ -216,7 +215,10 @@ class Jpeg(NamedTuple):
         is_cut = height < self.height
         pixels = np.empty((-(-height // shrink), -(-self.width // shrink), 3), np.uint8)
         min_height, min_width = (0, 0) if shrink == 1 else pixels.shape[:2]  # choose the size that is decoded
-        data = self._with_height(height) if is_cut else self.data
+        data = self.data
+        if is_cut:  # 8 bits, height, width. If what is replaced is not the header, the rows do not fit their buffer
+            old, new = (struct.pack(">BHH", 8, h, self.width) for h in (self.height, height))
+            data = data.replace(old, new, 1)
         try:
             simplejpeg.decode_jpeg(data, "RGB", min_height=min_height, min_width=min_width, buffer=pixels)
         except ValueError as error:
@@ -224,12 +226,6 @@ class Jpeg(NamedTuple):
                 del pixels  # Pillow needs the memory
                 pixels = _decode_with_pillow(self.data, self.path, shrink)
         return pixels[: -(-count // shrink)]
-
-    def _with_height(self, height: int) -> bytes:
-        """The file with another height in its header: 8 bits, height, width. If the bytes that are replaced are not the
-        header, the decoded rows do not fit their buffer, which is an error."""
-        old, new = (struct.pack(">BHH", 8, h, self.width) for h in (self.height, height))
-        return self.data.replace(old, new, 1)
 
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>") -> Jpeg | None:

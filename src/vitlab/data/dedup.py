@@ -34,30 +34,22 @@ class Level(NamedTuple):
     max_distance: float  # a pair that is farther apart is not compared at the next level
 
 
-SIDE = 32
-"""Pixels of a thumbnail's side."""
+SIDE = 32  # pixels of a thumbnail's side
 MIN_STD = 2.0
 """Least standard deviation of a thumbnail's gray values (0-255). Below it the image is blank: skipped and counted."""
-MAX_THUMBNAILS = 16_384
-"""Training images whose thumbnails are in memory at a time."""
-CENTER = 0.94
-"""Part of each side that an image's second hash covers, to match the first hash of a cropped copy."""
+MAX_THUMBNAILS = 16_384  # training images whose thumbnails are in memory at a time
+CENTER = 0.94  # part of each side that an image's second hash covers, to match the first hash of a cropped copy
 COMPARED = ((0, 0), (0, 1), (1, 0))
 """(hash of a test image, hash of a training image) to compare: 0 is the whole image's, 1 its center's."""
-RADIUS = 18
-"""Most differing bits in the hashes of a candidate; measured by benchmarks/dedup.py."""
-NUM_FREQUENCIES = 20
-"""How many of the lowest frequencies are correlated."""
-MIN_CORRELATION = 0.85
-"""Their least correlation in a pair that remains."""
-THRESHOLD = 0.25
-"""Largest distance of near-duplicates; measured by benchmarks/dedup.py."""
+RADIUS = 18  # most differing bits in the hashes of a candidate; measured by benchmarks/dedup.py
+NUM_FREQUENCIES = 20  # how many of the lowest frequencies are correlated
+MIN_CORRELATION = 0.85  # their least correlation in a pair that remains
+THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
 MAX_THRESHOLD = 0.5
 """Largest distance that can be asked for: PYRAMID ends the comparison of pairs that are farther apart."""
 PYRAMID = (Level(8, 4, 0.7), Level(16, 3, 0.5), Level(32, 3, np.inf))
 """The levels at which a pair is aligned, one after the other."""
-REACH = 0.14
-"""Largest shift (in halves of a side) or scaling of an alignment."""
+REACH = 0.14  # largest shift (in halves of a side) or scaling of an alignment
 
 Indices = Int64[np.ndarray, " n"]
 Warp = Float[Tensor, "n 4"]

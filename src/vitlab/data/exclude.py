@@ -19,8 +19,7 @@ from vitlab.io import read_regular, replacing_file
 
 logger = logging.getLogger(__name__)
 
-MAX_LIST_BYTES = 2**26
-"""Largest list that is read: about a million names."""
+MAX_LIST_BYTES = 2**26  # largest list that is read: about a million names
 
 
 def image_id(dataset: Dataset, index: int) -> str:

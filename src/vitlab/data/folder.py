@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.class_names import canonical, natural_order
+from vitlab.data.classes import canonical, natural_order
 from vitlab.data.contents import (
     contents_of,
     has_images,
@@ -31,8 +31,7 @@ SPLIT_FOLDERS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
-"""Name of a folder -> its split."""
+SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}  # name of a folder -> its split
 _SPLIT_NAME = re.compile(rf"(?:(.+)[_ .-])?({'|'.join(SPLIT_OF)})(?:[_ .-]?(?:set|data|dataset|images?|imgs?))?\d*")
 """`test`, `test_set`, `val2017`, and with a name before it `seg_test`."""
 _WRAPPERS = ("data", "dataset", "datasets", "images", "image", "imgs", "img", "photos", "pictures")

@@ -4,16 +4,15 @@ It stores a set as Arrow files, a table for each split, which are mapped into me
 order. No code that comes with a set is run.
 """
 
-import dataclasses
 import re
 import urllib.parse
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vitlab.data.class_names import canonical, natural_order, numbered_classes
+from vitlab.data.classes import canonical, natural_order, numbered_classes
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
@@ -89,14 +88,15 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
         table_name = table_names[split]
         image, label = _columns(class_tables[0], chosen, name)
         has_lists = hasattr(class_tables[0].features[label], "feature")
-        labels = _read_labels(tables[table_name], class_tables, label, name, table_name, multi_label and has_lists)
+        classes, labels, are_several = _read_labels(
+            tables[table_name], class_tables, label, name, table_name, multi_label and has_lists
+        )
         images = tables[table_name].select_columns([image])
         image_type = type(class_tables[0].features[image])  # `datasets.Image`, which is not imported here
         images = images.cast_column(image, image_type(decode=False))
         entries = HubEntries(((f"{name}/{table_name}", images),), np.arange(len(images)))
-        sets = labels.of_images if labels.are_several else None
-        first_labels = labels.of_images.first_labels
-        return Dataset(name, split, labels.classes, first_labels, entries=entries, label_sets=sets, folder=name)
+        sets, first = labels if are_several else None, labels.first_labels
+        return Dataset(name, split, classes, first, entries=entries, label_sets=sets, folder=name)
 
     return list(table_names), read
 
@@ -170,8 +170,7 @@ def _inner(feature: Any) -> Any:
     return getattr(feature, "feature", feature)
 
 
-@dataclasses.dataclass(frozen=True)
-class _LabelColumn:
+class _LabelColumn(NamedTuple):
     """The labels in a table as they are stored."""
 
     values: np.ndarray  # numbers or texts, the labels of one image after the other
@@ -190,20 +189,11 @@ class _LabelColumn:
         return cls(values, counts, cells.null_count == inner.null_count == 0, names)
 
 
-@dataclasses.dataclass(frozen=True)
-class _SplitLabels:
-    """The labels of a split."""
-
-    classes: tuple[str, ...]  # the same in all splits
-    of_images: Labels
-    are_several: bool  # whether an image may have several labels, or none
-
-
 def _read_labels(
     table: "datasets.Dataset", class_tables: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
-) -> _SplitLabels:
-    """The labels of the images of `table`, among the classes of `class_tables`. An image may have several or none where
-    `several` says so, or where any image of these tables has several. Raises UserError."""
+) -> tuple[tuple[str, ...], Labels, bool]:
+    """The classes of `class_tables`; the labels of the images of `table`; whether an image may have several or none, as
+    `several` says, or as any image of these tables has several. Raises UserError."""
     stored = _LabelColumn.read(table, column)
     known = [_LabelColumn.read(each, column) for each in class_tables]
     are_several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
@@ -212,39 +202,33 @@ def _read_labels(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "
             f"may be empty give --loss sigmoid."
         )
-    classes = _classes(stored, known, column, name, split)
-    indices = _to_indices(stored.values, classes, f"{name}: {split}")
+    classes, indices = _number_labels(stored, known, column, name, split)
     offsets = np.concatenate([[0], np.cumsum(stored.counts, dtype=np.int64)])
-    return _SplitLabels(classes, Labels(indices, offsets), are_several)
+    return classes, Labels(indices, offsets), are_several
 
 
-def _classes(
+def _number_labels(
     stored: _LabelColumn, known: Sequence[_LabelColumn], column: str, name: str, split: str
-) -> tuple[str, ...]:
-    """The classes of a set: their stored names, the texts in `known`, or the numbers up to the largest there."""
-    names = known[0].class_names
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The classes of a set, and the labels `stored` as indices into them, int64. The classes are their stored names,
+    the texts in `known`, or the numbers up to the largest there. Raises UserError for any other label."""
+    values, names = stored.values, known[0].class_names
     if stored.class_names and names and stored.class_names != names:
         raise UserError(f"{name}: {split} has other names of classes in the column {column}; choose another column.")
     known_values = np.concatenate([each.values for each in known])
-    if stored.values.dtype.kind in "OU":
-        first_forms = {canonical(text): text for text in reversed(known_values.tolist())}  # of several Unicode forms
-        return natural_order(first_forms.values())
-    if stored.values.dtype.kind not in "iu":
-        raise UserError(f"{name}: the column {column} holds {stored.values.dtype}; a class is a number or a string.")
-    return names or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
-
-
-def _to_indices(values: np.ndarray, classes: Sequence[str], where: str) -> np.ndarray:
-    """Stored labels as indices into `classes`, int64. Raises UserError for a label that is not among them."""
     if values.dtype.kind in "OU":
-        texts = values.tolist()
+        first_forms = {canonical(text): text for text in reversed(known_values.tolist())}  # of several Unicode forms
+        classes = natural_order(first_forms.values())
         index_of = {canonical(label): i for i, label in enumerate(classes)}
-        if unknown := sorted(text for text in set(texts) if canonical(text) not in index_of):
-            raise UserError(f"{where} has classes that are missing in train: {unknown[:5]}.")
-        return np.array([index_of[canonical(text)] for text in texts], np.int64)
+        if unknown := sorted({text for text in values.tolist() if canonical(text) not in index_of}):
+            raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
+        return classes, np.array([index_of[canonical(text)] for text in values.tolist()], np.int64)
+    if values.dtype.kind not in "iu":
+        raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
+    classes = names or numbered_classes(int(known_values.max(initial=-1)), f"{name}, column {column},")
     if len(invalid := values[(values < 0) | (values >= len(classes))]):
         raise UserError(
-            f"{where} has the label {invalid[0]} and classes from 0 to {len(classes) - 1}. (-1 is written where labels "
-            f"are secret: take another split.)"
+            f"{name}: {split} has the label {invalid[0]} and classes from 0 to {len(classes) - 1}. (-1 is written "
+            f"where labels are secret: take another split.)"
         )
-    return values.astype(np.int64)
+    return classes, values.astype(np.int64)

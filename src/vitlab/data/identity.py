@@ -18,14 +18,10 @@ from vitlab.data.decode import ImageError, read_bytes
 from vitlab.data.hub import HubEntry
 from vitlab.data.registry import CUSTOM
 
-MAX_NAMES = 100_000
-"""Images of a split that portable fingerprints cover; of more, as many at even distances."""
-MAX_READ = 1_000
-"""Images of a split, at even distances, whose last bytes are covered as well."""
-TAIL = 4096
-"""How many of the last bytes: the first ones may be the same header in all files."""
-MAX_LISTED = 100
-"""Classes that are listed by name; more have one fingerprint."""
+MAX_NAMES = 100_000  # images of a split that portable fingerprints cover; of more, as many at even distances
+MAX_READ = 1_000  # images of a split, at even distances, whose last bytes are covered as well
+TAIL = 4096  # how many of the last bytes: the first ones may be the same header in all files
+MAX_LISTED = 100  # classes that are listed by name; more have one fingerprint
 _BY_NAME = b""  # stands for the content of an image of a published set, which its name identifies
 _NOT_READ = b"-1"  # of an image of the hub that is not read, as no size is stored
 
@@ -86,7 +82,10 @@ def _fingerprints_of_classes(dataset: Dataset) -> dict[str, str]:
     with_tail = set(_evenly_spaced(len(dataset), MAX_READ).tolist())
     images_of = [list[tuple[str, bytes]]() for _ in dataset.classes]  # path and fingerprint of each image of a class
     for index in _evenly_spaced(len(dataset), MAX_NAMES).tolist():
-        image = (dataset.path(index), _fingerprint_of_image(dataset, index, index in with_tail))
+        # What decides if an image is held out counts: its group, and whether it is from the user's val.
+        parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
+        decisive = "\0".join(parts).encode(errors="surrogateescape")
+        image = (dataset.path(index), _content(dataset, index, index in with_tail) + decisive)
         for label in labels.of_image(index):
             images_of[label].append(image)
     counts = np.bincount(labels.values, minlength=len(dataset.classes)).tolist()
@@ -104,12 +103,6 @@ def _fingerprint_of_images(images: Sequence[tuple[str, bytes]]) -> str:
     for name, fingerprint in images:
         parts += [name[len(folder) :].lstrip("/").encode(errors="surrogateescape"), fingerprint]
     return _short_hash(b"\0".join(parts))
-
-
-def _fingerprint_of_image(dataset: Dataset, index: int, with_tail: bool) -> bytes:
-    """The content of an image, and what decides if it is held out: its group, and whether it is from the user's val."""
-    parts = [str(values[index]) for values in (dataset.groups, dataset.from_val) if values is not None]
-    return _content(dataset, index, with_tail) + "\0".join(parts).encode(errors="surrogateescape")
 
 
 def _content(dataset: Dataset, index: int, with_tail: bool) -> bytes:
@@ -132,10 +125,9 @@ def _content(dataset: Dataset, index: int, with_tail: bool) -> bytes:
 
 
 def _evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Up to `most` of the numbers below `count`, at even distances."""
+    """Up to `most` of the numbers below `count`."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
 
 def _short_hash(content: bytes) -> str:
-    """The start of the SHA-256."""
     return hashlib.sha256(content).hexdigest()[:8]

@@ -59,9 +59,8 @@ def _find_root(name: str, root: Path | None, below: tuple[str, ...], content: tu
     if root is None:
         raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
     homes = [root, *(root / folder for folder in below)]
-    for home in homes:
-        if any((home / part).exists() for part in content):
-            return home
+    if home := next((home for home in homes if any((home / part).exists() for part in content)), None):
+        return home
     raise UserError(f"{name} needs {' and '.join(content)}; looked in {', '.join(map(str, homes))}. {_terms(name)}")
 
 
@@ -82,9 +81,6 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
         return dataset
     logger.warning("%s: %s of its %s test images are there", dataset.name, f"{len(dataset):,}", f"{full_size:,}")
     return dataclasses.replace(dataset, full_size=full_size)
-
-
-# ------------------------------------------------------------------------------------------------ ImageNet
 
 
 def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
@@ -128,9 +124,6 @@ def _wnids(folder: Path, home: Path, allow_missing: bool) -> tuple[str, ...]:
     return tuple(sorted(wnids))
 
 
-# --------------------------------------------------------------------------------------------- ReaL and V2
-
-
 def real_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
     """ImageNet's val with the labels of "Are we done with ImageNet?": all that an image shows, or none.
 
@@ -142,7 +135,8 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
 
     def read(split: str) -> Dataset:
         labels = _read_json(home / "real.json", list)
-        if len(labels) != VAL_IMAGES or not all(map(_are_classes, labels)):
+        are_lists = len(labels) == VAL_IMAGES and all(isinstance(several, list) for several in labels)
+        if not (are_lists and all(type(c) is int and 0 <= c < CLASSES for several in labels for c in several)):
             raise UserError(
                 f"{home / 'real.json'} must hold {VAL_IMAGES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
                 f"not: download it again. {_terms(name)}"
@@ -155,10 +149,6 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
         return _with_full_size(dataset, sum(map(bool, labels)))
 
     return ["test"], read
-
-
-def _are_classes(labels: Any) -> bool:
-    return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
 
 
 def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], left_out: int) -> Dataset:
@@ -194,9 +184,6 @@ def v2_splits(name: str, root: Path | None, download: bool) -> SplitReader:
         return read_class_folders(home, name, "test", NUMBERS)
 
     return ["test"], read
-
-
-# ---------------------------------------------------------------------------------------------- ObjectNet
 
 
 def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReader:

@@ -16,14 +16,10 @@ from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
-MEASURED = 2000
-"""Images that are read to measure the range, evenly spread over the classes."""
-SAMPLED = 16
-"""Images that are read to warn of a narrow range."""
-TAIL = 0.1
-"""Percent of an image's pixels at either end that do not count: dead pixels of a sensor."""
-NARROW = 1 / 4
-"""Fraction of the 16-bit range: 64 of the 256 values that a model sees."""
+MEASURED = 2000  # images that are read to measure the range, evenly spread over the classes
+SAMPLED = 16  # images that are read to warn of a narrow range
+TAIL = 0.1  # percent of an image's pixels at either end that do not count: dead pixels of a sensor
+NARROW = 1 / 4  # fraction of the 16-bit range: 64 of the 256 values that a model sees
 
 
 def with_levels(dataset: Dataset, levels: Levels | None) -> Dataset:
@@ -38,7 +34,7 @@ def measure_range(dataset: Dataset) -> Levels:
     either end; color and 8 bits after decoding. Raises UserError for images in memory, and if none can be read."""
     if not dataset.entries or dataset.entries[0].is_in_memory:
         raise UserError(f"data.range auto is for images in files, and {quoted(dataset.name)} has none; leave it out.")
-    ranges = _ranges(dataset, MEASURED, only_deep=False)
+    ranges = _ranges(dataset, only_deep=False)
     if not ranges:
         raise UserError(f"data.range auto: no image of {quoted(dataset.name)} ({dataset.split}) can be read.")
     low = math.floor(min(low for low, _ in ranges))
@@ -47,7 +43,7 @@ def measure_range(dataset: Dataset) -> Levels:
 
 def warn_of_narrow_range(dataset: Dataset) -> None:
     """Warns where gray images of 16 bits use so little of their range that 8 bits lose most of it."""
-    ranges = _deep_ranges(dataset)
+    ranges = _ranges(dataset, only_deep=True)
     if not ranges:
         return
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -61,19 +57,18 @@ def warn_of_narrow_range(dataset: Dataset) -> None:
 
 def warn_of_lost_bits(dataset: Dataset) -> None:
     """Warns where gray images of 16 bits are resized to 8."""
-    if _deep_ranges(dataset):
+    if _ranges(dataset, only_deep=True):
         text = "%s: 16-bit images have 8 bits where they are resized; without --size they are copied as they are"
         logger.warning(text, quoted(dataset.name))
 
 
-def _deep_ranges(dataset: Dataset) -> list[tuple[float, float]]:
-    """`_ranges` of a few images of 16 bits; empty for remote shards, which would be downloaded."""
-    return [] if dataset.is_remote else _ranges(dataset, SAMPLED, only_deep=True)
-
-
-def _ranges(dataset: Dataset, count: int, only_deep: bool) -> list[tuple[float, float]]:
-    """Lowest and highest value of up to `count` readable images; with `only_deep` of the 16-bit images among them."""
+def _ranges(dataset: Dataset, only_deep: bool) -> list[tuple[float, float]]:
+    """Lowest and highest value of up to MEASURED readable images; with `only_deep` of the 16-bit images among SAMPLED
+    ones, and none of remote shards, which would be downloaded."""
+    if only_deep and dataset.is_remote:
+        return []
     by_class = np.argsort(dataset.labels, kind="stable")
+    count = SAMPLED if only_deep else MEASURED
     chosen = by_class[np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))]
     ranges = []
     for index in chosen.tolist() if dataset.entries else ():

@@ -2,29 +2,22 @@
 
 import struct
 
-MAX_PIXELS = 89_478_485
-"""256 MiB of RGB, Pillow's limit."""
+MAX_PIXELS = 89_478_485  # 256 MiB of RGB, Pillow's limit
 MAX_SIDE = 2**16
 """Pixels: a JPEG's largest. A row takes memory of its own, so that a strip takes far more than its pixels."""
 DENSE_PIXELS, PIXELS_PER_BYTE = 2**24, 10_000
 """An image of more than the first number has at most the second for each byte of its file. A PNG has at most 8,256."""
-MAX_SCANS = 64
-"""Most scans of a JPEG: each passes over the whole image. Encoders write 12 at most."""
+MAX_SCANS = 64  # most scans of a JPEG: each passes over the whole image. Encoders write 12 at most.
 MAX_PARTS = 2**17
 """Chunks of a PNG, or segments of a JPEG before its pixels: Pillow takes microseconds for an empty one."""
-MAX_PROFILES = 16
-"""Most color profiles of a PNG, which has one: Pillow decompresses each, a kilobyte to a megabyte."""
-MAX_COMMENTS = 100
-"""Most comments of a PPM in text: Pillow's time for them is quadratic."""
+MAX_PROFILES = 16  # most color profiles of a PNG, which has one: Pillow decompresses each, a kilobyte to a megabyte
+MAX_COMMENTS = 100  # most comments of a PPM in text: Pillow's time for them is quadratic
 MAX_COPIES = 16
 """Bytes that all tags of a TIFF or an EXIF block claim together, for each that is there; 1 if it is valid."""
-MAX_PPM_HEADER = 4096
-"""Bytes with the comments, which Pillow reads one by one."""
-MAX_IMAGE_BYTES = 2**30
-"""Largest image file."""
+MAX_PPM_HEADER = 4096  # bytes with the comments, which Pillow reads one by one
+MAX_IMAGE_BYTES = 2**30  # largest image file
 
-_VALUE_BYTES = (1, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)
-"""Bytes of a value of a tag, by the tag's type."""
+_VALUE_BYTES = (1, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4)  # bytes of a value of a tag, by the tag's type
 
 
 def size_refusal(width: int, height: int, num_bytes: int) -> str | None:

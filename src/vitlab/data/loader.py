@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 MAX_WORKERS = 16
-SHARED_MEMORY = Path("/dev/shm")
-"""Workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB."""
-MIN_SHARED_MEMORY = 2**30
-"""Bytes that have to be free there."""
+SHARED_MEMORY = Path("/dev/shm")  # workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB
+MIN_SHARED_MEMORY = 2**30  # bytes that have to be free there
 
 
 def available_cores() -> int:
@@ -148,11 +146,11 @@ def eval_batches(
 
 
 class _ChunkIndices(NamedTuple):
-    """Epochs and dataset indices of a chunk of a batch, int64 [b], and whether more of the batch follows."""
+    """A part of a batch."""
 
-    epochs: np.ndarray
-    indices: np.ndarray
-    more: bool
+    epochs: np.ndarray  # int64 [b]
+    indices: np.ndarray  # int64 [b], in the data set
+    more: bool  # whether more of the batch follows
 
 
 class _Chunk(NamedTuple):
@@ -161,13 +159,6 @@ class _Chunk(NamedTuple):
     key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
     failures: list[ImageError]  # one for each image that could not be read
-
-
-def _split_batches(batches: Iterable[BatchIndices], size: int) -> Iterator[_ChunkIndices]:
-    """Each batch in chunks of `size` images; its last one may be smaller."""
-    for epochs, indices in batches:
-        for i in range(0, len(indices), size):
-            yield _ChunkIndices(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
 
 
 @dataclasses.dataclass
@@ -196,13 +187,19 @@ class _ChunkDataset:
         images = self._read(indices, failures)
         if len(failures) > known:
             return None
+        if not len(indices):
+            return torch.empty(0, 3, *pair(self.transform.image_size))
+        if isinstance(self.transform, EvalTransform):
+            return self.transform.resize(images)
         try:
-            return self._transform(images, epochs, indices)
+            crops = self.transform.augment(images, self.seed, epochs, indices)
         except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
             failures.update({i: error for i in indices.tolist() if self.dataset.path(i) == error.path})
             if len(failures) == known:
                 raise
             return None
+        # Whole gray levels are a quarter of the bytes from a worker to the device, which else limit a GPU's speed.
+        return crops if self.pixels is not None else crops.round_().to(torch.uint8)
 
     def _read(self, indices: np.ndarray, failures: dict[int, ImageError]) -> Images:
         """The images `indices`; the errors of those that cannot be read are added to `failures`."""
@@ -216,15 +213,6 @@ class _ChunkDataset:
             except ImageError as error:
                 failures[i] = error
         return images
-
-    def _transform(self, images: Images, epochs: np.ndarray, indices: np.ndarray) -> Tensor:
-        if not len(indices):
-            return torch.empty(0, 3, *pair(self.transform.image_size))
-        if isinstance(self.transform, EvalTransform):
-            return self.transform.resize(images)
-        crops = self.transform.augment(images, self.seed, epochs, indices)
-        # Whole gray levels are a quarter of the bytes from a worker to the device, which else limit a GPU's speed.
-        return crops if self.pixels is not None else crops.round_().to(torch.uint8)
 
 
 @dataclasses.dataclass
@@ -250,7 +238,12 @@ class _BatchLoader:
         if dataset.pixels is not None:
             pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
         reader = _ChunkDataset(dataset, self.transform, self.seed, pixels)
-        keys = _split_batches(batches, CHUNK if pixels is None else size)
+        step = CHUNK if pixels is None else size  # the last chunk of a batch may be smaller
+        keys = (
+            _ChunkIndices(epochs[i : i + step], indices[i : i + step], more=i + step < len(indices))
+            for epochs, indices in batches
+            for i in range(0, len(indices), step)
+        )
         chunks = _from_workers(reader, keys, size, workers) if workers else (reader[key] for key in keys)
         logged = set[str]()
         batch = list[_Chunk]()

@@ -9,13 +9,12 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.class_names import keep_classes
-from vitlab.data.classes import warn_of_classes
+from vitlab.data.classes import keep_classes, warn_of_classes
 from vitlab.data.dataset import Dataset, SplitReader, join, with_image_names
 from vitlab.data.decode import Levels
 from vitlab.data.downloads import cache_folder
@@ -31,8 +30,7 @@ from vitlab.errors import UserError, quoted, warn_once
 from vitlab.settings import nearest
 
 SPLITS = ("train", "val", "test", "trainval", "all")
-CUSTOM = ("folder", "csv", "shards", "hub")
-"""The kinds of the user's data sets, as in `folder:PATH`."""
+CUSTOM = ("folder", "csv", "shards", "hub")  # the kinds of the user's data sets, as in `folder:PATH`
 _CONTENT = {
     "folder": "a folder of class folders with images, or a table of images as csv:PATH",
     "csv": "a CSV file with the columns file and label",
@@ -40,8 +38,7 @@ _CONTENT = {
 }
 Root = str | os.PathLike[str] | None
 """The folder that relative paths start at; None for here, or for the user's cache."""
-PARTIAL = ("imagenet", "imagenet_real")
-"""The data sets whose test images may be missing (`partial`)."""
+PARTIAL = ("imagenet", "imagenet_real")  # the data sets whose test images may be missing (`partial`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +76,7 @@ def _read_table() -> dict[str, DatasetInfo]:
     return {name: DatasetInfo(**row) for name, row in rows.items()}
 
 
-DATASETS = _read_table()
-"""The data sets that have a name; a reader is imported when a set needs it."""
+DATASETS = _read_table()  # the data sets that have a name; a reader is imported when a set needs it
 
 
 def load_dataset(
@@ -115,7 +111,11 @@ def load_dataset(
     levels: the black and white of the images, see `Dataset`. read: how a table and groups are read.
     multi_label: images of a table may have several labels or none, as the model or its loss says.
     """
-    _check_request(name, split, on_error, partial)
+    for given, value, allowed in (("split", split, SPLITS), ("on_error", on_error, ("raise", "skip"))):
+        if value not in allowed:
+            raise UserError(f"{given} must be one of {', '.join(allowed)}, not {value!r}")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
     if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
@@ -123,8 +123,8 @@ def load_dataset(
             raise UserError(f"{', '.join(read.read_settings)} have no effect on the published splits of {name}")
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
-        splits = _open(name, root, read, download, partial, multi_label)
-        dataset = _choose_split(name, splits, split, seed, whole_train)
+        opened = _open(name, root, read, download, partial, multi_label)
+        dataset = _choose_split(name, opened, split, seed, whole_train)
     if not len(dataset):
         unit = "images" if dataset.groups is None else "groups of images"
         raise UserError(f"{name}: train has too few {unit} per class to hold out a {split} split; add some")
@@ -133,24 +133,12 @@ def load_dataset(
     if classes is not None:
         dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:
-
-        def load_all() -> Dataset:
-            every = "all" if _is_custom(name) else "trainval"
-            return load_dataset(name, every, root=root, on_error="skip", seed=seed, read=read, multi_label=multi_label)
-
-        dataset = leave_out(dataset, exclude, load_all)
+        options: dict[str, Any] = {"root": root, "seed": seed, "read": read, "multi_label": multi_label}
+        every = "all" if _is_custom(name) else "trainval"
+        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, every, on_error="skip", **options))
     if _is_custom(name):
         warn_of_classes(dataset)
     return with_levels(dataset, levels).read_if_small(on_error)
-
-
-def _check_request(name: str, split: str, on_error: str, partial: bool) -> None:
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in PARTIAL:
-        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
 
 
 def check_source(name: str, root: Root = None) -> None:
@@ -159,7 +147,10 @@ def check_source(name: str, root: Root = None) -> None:
     if path and (kind in ("hub", "vtab") or (kind == "shards" and _is_address(path))):
         return
     if path and kind in _CONTENT:
-        _require_path(_resolve(path, root), "file" if kind == "csv" else "folder", _CONTENT[kind])
+        found, form = _resolve(path, root), "file" if kind == "csv" else "folder"
+        actual = "is a folder" if found.is_dir() else "is a file" if found.exists() else "does not exist"
+        if actual != f"is a {form}":
+            raise UserError(f"the {form} {quoted(str(found))} {actual} (in {Path.cwd()}): give {_CONTENT[kind]}")
     elif name not in DATASETS or not DATASETS[name].reader:
         hints = [f"unknown data set {name!r}"]
         if _resolve(name, root).is_file():
@@ -167,16 +158,6 @@ def check_source(name: str, root: Root = None) -> None:
         if _resolve(name, root).is_dir():
             hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
         raise UserError("; ".join([*hints, nearest(name, DATASETS)]) + ". `vitlab list datasets` shows all.")
-
-
-def _require_path(path: Path, form: str, content: str) -> None:
-    if not path.exists():
-        problem = "does not exist"
-    elif path.is_dir() != (form == "folder"):
-        problem = "is a folder" if path.is_dir() else "is a file"
-    else:
-        return
-    raise UserError(f"the {form} {quoted(str(path))} {problem} (in {Path.cwd()}): give {content}")
 
 
 def require_disjoint(train: Dataset, test: Dataset) -> None:
@@ -245,9 +226,8 @@ def _open(
         settings = " and ".join(unused)
         raise UserError(f"{settings} have no effect on {quoted(name)}, which is not a table; leave them out")
     present, read_split = table or _open_source(name, root, download, partial, multi_label)
-    if (pattern := read.group_by) is None:
-        return present, read_split
-    return present, lambda split: group_by(read_split(split), pattern)
+    pattern = read.group_by
+    return present, read_split if pattern is None else lambda split: group_by(read_split(split), pattern)
 
 
 def _open_source(name: str, root: Root, download: bool, partial: bool, multi_label: bool) -> SplitReader:
@@ -269,18 +249,18 @@ def _open_source(name: str, root: Root, download: bool, partial: bool, multi_lab
     return read(name, folder, download, partial=True) if partial else read(name, folder, download)
 
 
-def _choose_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
+def _choose_split(name: str, opened: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
     """The images of the requested split; `whole_train`: see `load_dataset`."""
-    present, read = splits
+    present, read = opened
     if whole_train and split == "train" and _is_custom(name) and "val" not in present:
         split = "trainval"
     if split in ("test", "trainval") and _val_is_test(name, present):
         _warn_that_val_is_test(name)
     parts = [_read_part(part, read, seed) for part in _recipe(name, present, split)]
-    dataset = dataclasses.replace(functools.reduce(join, parts), split=split)
-    if split == "trainval" and len(parts) == 2 and _is_custom(name):
-        dataset = dataclasses.replace(dataset, from_val=np.arange(len(dataset)) >= len(parts[0]))
-    return dataset
+    dataset = functools.reduce(join, parts)
+    has_val = split == "trainval" and len(parts) == 2 and _is_custom(name)
+    from_val = np.arange(len(dataset)) >= len(parts[0]) if has_val else None
+    return dataclasses.replace(dataset, split=split, from_val=from_val)
 
 
 class _Part(NamedTuple):

@@ -26,7 +26,6 @@ from vitlab.io import (
     read_regular,
     reading_npz,
     write_arrays,
-    write_bytes,
 )
 from vitlab.settings import NonNegativeInt, read_fields
 
@@ -96,36 +95,30 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
     try:
         with reading_npz(path) as file:
             arrays = {name: file[name] for name in _KINDS}
+        _require_valid(arrays, shards)
     except NPZ_ERRORS as error:
-        raise _mismatch(path, error) from error
-    if problem := _problem(arrays, shards):
-        raise _mismatch(path, problem)
+        raise UserError(f"{path} does not match {INDEX} ({error}): get or write the data set again") from error
     locations = Locations(tuple(shards), *(arrays[name] for name in _LOCATION_KINDS))
     counts = arrays["counts"] if len(arrays["counts"]) else np.ones(len(locations), np.uint32)
     offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     return locations, Labels(arrays["labels"].astype(np.int64), offsets)
 
 
-def _mismatch(path: Path, problem: object) -> UserError:
-    return UserError(f"{path} does not match {INDEX} ({problem}): get or write the data set again")
-
-
-def _problem(arrays: Mapping[str, np.ndarray], shards: Sequence[str]) -> str:
-    """What is wrong in a `SPLIT.index.npz`; "" if it is valid."""
+def _require_valid(arrays: Mapping[str, np.ndarray], shards: Sequence[str]) -> None:
+    """Raises ValueError for an invalid content of `SPLIT.index.npz`."""
     if any(array.ndim != 1 or array.dtype.kind != _KINDS[name] for name, array in arrays.items()):
-        return "its arrays have another type or number of dimensions"
+        raise ValueError("its arrays have another type or number of dimensions")
     n, records, counts = len(arrays["offset"]), arrays["records"], arrays["counts"]
     if min(arrays[name].min(initial=0) for name in ("records", "offset", "labels")) < 0 or records.max(initial=0) > n:
-        return "its numbers are out of range"
+        raise ValueError("its numbers are out of range")
     sizes = {"shards": len(records), "offset": records.sum(), "names": arrays["lengths"].sum(), "size": n, "lengths": n}
     sizes |= {"counts": n, "labels": counts.sum()} if len(counts) else {"labels": n}
     if any(len(arrays[name]) != size for name, size in sizes.items()):
-        return "its arrays have different lengths"
+        raise ValueError("its arrays have different lengths")
     if arrays["shards"].tolist() != list(shards):
-        return "it lists other shards"
+        raise ValueError("it lists other shards")
     if arrays["size"].max(initial=0) > MAX_IMAGE_BYTES:
-        return f"an image has more than {MAX_IMAGE_BYTES:,} bytes"
-    return ""
+        raise ValueError(f"an image has more than {MAX_IMAGE_BYTES:,} bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +151,8 @@ class ShardIndex:
         tars = [file for files in self.shards.values() for file in files]
         return {file.file: file for file in (*tars, *self.metadata)}
 
-    def write(self, path: Path) -> None:
-        write_bytes(path, json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode() + b"\n")
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode() + b"\n"
 
 
 def parse_index(data: bytes, source: str) -> ShardIndex:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.class_names import MAX_CLASSES, numbered_classes
+from vitlab.data.classes import MAX_CLASSES, numbered_classes
 from vitlab.data.contents import report_ignored
 from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError

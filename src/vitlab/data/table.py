@@ -1,8 +1,9 @@
 """Images and labels that a table lists: `csv:PATH`, and the metadata of Hugging Face's imagefolder in `folder:PATH`.
 
-`load_dataset` calls `csv_splits` and `metadata_splits`. table_rows.py reads and checks the rows of each table.
+table_file.py reads and checks the rows.
 """
 
+import collections
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.class_names import canonical, natural_order
+from vitlab.data.classes import canonical, natural_order
 from vitlab.data.contents import images_below, subfolders
 from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import SPLIT_FOLDERS, SPLIT_OF
-from vitlab.data.table_file import FILE, LABEL, read_table
-from vitlab.data.table_rows import Row, read_rows, rename_labels
+from vitlab.data.table_file import FILE, LABEL, Row, read_rows, read_table, rename_labels
 from vitlab.errors import UserError, first_ten, quoted, warn_once
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -34,7 +34,7 @@ def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_lab
 
     Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
-    return _splits(read_rows(path, "", read), path.parent, name, multi_label)
+    return _splits(_images(path, "", read), path.parent, name, multi_label)
 
 
 def metadata_splits(
@@ -52,7 +52,7 @@ def metadata_splits(
         return None
     if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
-    rows = [row for split, folder in folders for row in read_rows(tables[folder], split, read)]
+    rows = [row for split, folder in folders for row in _images(tables[folder], split, read)]
     _warn_of_unread(tables, rows)
     return _splits(rows, path, name, multi_label)
 
@@ -101,9 +101,73 @@ def _labeled_metadata(folder: Path) -> Path | None:
     return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
 
 
+def _images(path: Path, split: str, read: ReadConfig) -> list[Row]:
+    """The rows of a table, as `read_rows` reads them, with their files found and a split each."""
+    where = quoted(str(path))
+    rows = _find_files(read_rows(path, split, read), path.parent, where)
+    if not rows[0].split:
+        rows = _split_by_folder(rows, path.parent, where)
+    return [row._replace(file=str(Path(path.parent, row.file))) for row in rows]
+
+
+def _split_by_folder(rows: Sequence[Row], folder: Path, where: str) -> list[Row]:
+    """`rows` in the splits that the first folders of their paths name; all in train if any path has none."""
+    rows = [row._replace(split=SPLIT_OF.get("".join(Path(row.file).parts[:1]).lower(), "")) for row in rows]
+    outside = [row.file for row in rows if not row.split]
+    if 0 < len(outside) < len(rows):
+        warn_once(
+            f"{where}: the folders train, val and test are not taken for splits, as {len(outside)} of the {len(rows)} "
+            f"files are in none of them, first {quoted(str(folder / outside[0]))}; add a column split"
+        )
+    return [row._replace(split="train") for row in rows] if outside else rows
+
+
+def _find_files(rows: Sequence[Row], folder: Path, where: str) -> Sequence[Row]:
+    """`rows`; if none of their files is where it should be, with files of the same name below the folder. The name may
+    lack the folder or the suffix, as in the tables of Kaggle. Raises UserError where several files fit."""
+    rows = _in_the_form_on_disk(rows, folder)
+    if any(os.path.exists(os.path.join(folder, row.file)) for row in rows):  # noqa: PTH110, PTH118
+        return rows
+    files_by_end = _files_by_end(folder)
+    matches = []
+    for row in rows:
+        wanted = row.file.replace("\\", "/").removeprefix("./")
+        if wanted.startswith("/") or ":" in wanted:  # of an absolute path, which another machine had
+            wanted = Path(wanted).name
+        matches.append((row, sorted(files_by_end.get(wanted, ()))))
+    if ambiguous := [f"{row.file} ({' and '.join(files[:3])})" for row, files in matches if len(files) > 1]:
+        raise UserError(f"{where}: several files have the name in {first_ten(ambiguous)}; write the path of each file")
+    if moved := [f"{row.file} is {files[0]}" for row, files in matches if files and files[0] != row.file]:
+        warn_once(f"{where}: {len(moved)} files are found by their names below the folder, {first_ten(moved[:1])}")
+    return [row._replace(file=files[0]) if files else row for row, files in matches]
+
+
+def _files_by_end(folder: Path) -> Mapping[str, set[str]]:
+    """The images below a folder by the ends of their paths: for a/b/c.png c.png, b/c.png, a/b/c.png, c, b/c, a/b/c."""
+    files_by_end = collections.defaultdict[str, set[str]](set)
+    for path in images_below(folder):
+        file = os.path.relpath(path, folder)
+        for parts in (Path(file).parts, Path(file).with_suffix("").parts):
+            for start in range(len(parts)):
+                files_by_end["/".join(parts[start:])].add(file)
+    return files_by_end
+
+
+def _in_the_form_on_disk(rows: Sequence[Row], folder: Path) -> Sequence[Row]:
+    """`rows`, where files whose names are on the disk in another Unicode form (macOS writes NFD) have those names."""
+    names = {row.file for row in rows if not row.file.isascii()}
+    if not (missing := {name for name in names if not (folder / name).exists()}):
+        return rows
+    below = {canonical(file): file for file in (os.path.relpath(path, folder) for path in images_below(folder))}
+    form = {name: below.get(canonical(os.path.normpath(name)), name) for name in missing}
+    return [row._replace(file=form.get(row.file, row.file)) for row in rows]
+
+
 def _splits(rows: Sequence[Row], folder: Path, name: str, multi_label: bool) -> SplitReader:
     """The splits of these images. Their classes are the labels in train, or all labels without train."""
-    rows = _without_repetitions(_in_one_form(rows), name)
+    first_forms: dict[str, str] = {}  # of labels that are written in several Unicode forms
+    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
+    rows = _without_repetitions(rename_labels(rows, forms), name)
     present = [split for split in SPLIT_FOLDERS if any(row.split == split for row in rows)]
     class_rows = [row for row in rows if row.split == "train"] or rows
     classes = natural_order({label for row in class_rows for label in row.labels})
@@ -154,10 +218,3 @@ def _without_repetitions(rows: Sequence[Row], name: str) -> list[Row]:
     if repeated:
         warn_once(f"{quoted(name)} lists {len(repeated)} images again, which are read once: {first_ten(repeated)}")
     return list(first_rows.values())
-
-
-def _in_one_form(rows: Sequence[Row]) -> list[Row]:
-    """`rows`, with a label that is written in several Unicode forms in its first one."""
-    first_forms: dict[str, str] = {}
-    forms = {label: first_forms.setdefault(canonical(label), label) for row in rows for label in row.labels}
-    return rename_labels(rows, forms)

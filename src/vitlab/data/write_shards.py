@@ -144,25 +144,21 @@ def assign_to_shards(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> l
 
 def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes]:
     """An image's suffix and bytes: as they are, or smaller. Raises `ImageError` for one that cannot be read."""
-    image = dataset.image(index)
+    image, buffer = dataset.image(index), io.BytesIO()
     if settings.size is not None and min(image.shape[:2]) > settings.size:
         scale = settings.size / min(image.shape[:2])
         height, width = (max(settings.size, round(side * scale)) for side in image.shape[:2])
         smaller = Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS)
-        return "jpg", _save(smaller, "JPEG", quality=settings.quality)
+        smaller.save(buffer, "JPEG", quality=settings.quality)
+        return "jpg", buffer.getvalue()
     entry = dataset.entries[index] if dataset.entries else None
     # Encoded bytes are copied, but not for images in memory (size 0) or with a border to crop (ObjectNet).
     if entry is not None and not entry.is_in_memory and not entry.edge:
         data = entry.data()
         if suffix := SUFFIXES.get(Image.open(io.BytesIO(data)).format or ""):
             return suffix, data
-    return "png", _save(Image.fromarray(image), "PNG")
-
-
-def _save(image: Image.Image, kind: str, **options: int) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+    Image.fromarray(image).save(buffer, "PNG")
+    return "png", buffer.getvalue()
 
 
 def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: ShardSettings, on_error: str) -> None:
@@ -208,7 +204,7 @@ def write_index(
     index = ShardIndex(shards, metadata, left_out, settings)
     sums = "".join(f"{file.sha256}  {name}\n" for name, file in index.files.items())
     write_bytes(folder / SUMS, sums.encode())
-    index.write(folder / INDEX)
+    write_bytes(folder / INDEX, index.to_json())
 
 
 def _is_occupied(folder: Path) -> bool:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.config.data import ReadConfig
-from vitlab.data.class_names import canonical
-from vitlab.data.classes import require_two_classes
+from vitlab.data.classes import canonical, require_two_classes
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Levels
 from vitlab.data.imagenet import has_imagenet_classes, predicts_imagenet

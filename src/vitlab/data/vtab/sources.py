@@ -69,21 +69,15 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
         _download_and_unpack(files, root / name, lambda: bool(_most_complete(folders, required)[1]))
         folder, missing = _most_complete(folders, required)
         if missing:
-            raise UserError(
-                f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand"
-            )
+            what = " and ".join(missing)
+            raise UserError(f"{name} was downloaded, but {what} is not in {folder}: download it by hand")
     if split in source.lists:
-        _provide_list(name, split, folder, download)
+        url, digest = source.lists[split]
+        list_file = folder / url.rpartition("/")[2]
+        if not list_file.is_file():
+            _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
+            download_file(url, list_file, digest)
     return folder
-
-
-def _provide_list(name: str, split: str, folder: Path, download: bool) -> None:
-    """Downloads the list of a split's images into the folder, unless it is there."""
-    url, digest = SOURCES[name].lists[split]
-    list_file = folder / url.rpartition("/")[2]
-    if not list_file.is_file():
-        _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
-        download_file(url, list_file, digest)
 
 
 def _download_and_unpack(files: Sequence[Sequence[str]], folder: Path, is_missing: Callable[[], bool]) -> None:

@@ -43,9 +43,6 @@ SMALLNORB_AZIMUTH = tuple(f"{20 * i} degrees" for i in range(18))
 SMALLNORB_ELEVATION = tuple(f"{30 + 5 * i} degrees" for i in range(9))
 
 
-# ----------------------------------------------------------------------------------------------------- CLEVR
-
-
 def clevr_count(folder: Path, split: str) -> Published:
     """How many objects: 8 classes. Splits "train" and "validation"; the test part has no annotations."""
     images, depths = _clevr(folder, split)
@@ -74,9 +71,6 @@ def _clevr_object(content: dict) -> object:
     if "image_filename" in content:
         return content["image_filename"], content["objects"]
     return content if "scenes" in content else None
-
-
-# ----------------------------------------------------------------------------------------------------- DMLab
 
 
 def dmlab(folder: Path, split: str) -> Published:
@@ -144,9 +138,6 @@ def _varint(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
             return value, at
 
 
-# ----------------------------------------------------------------------------------------------------- KITTI
-
-
 def kitti_distance(folder: Path, split: str) -> Published:
     """How far the nearest car, van or truck: 4 classes. Splits "train", "validation" and "test". All are parts of the
     published training images, as KITTI's test images have no labels."""
@@ -178,9 +169,6 @@ def _kitti_nearest(path: Path) -> float:
     """The least z of the vehicles, in meters. An object is a line of 15 fields: type first, x, y, z from the 12th."""
     rows = [line.split() for line in path.read_text().splitlines()]
     return min([float(row[13]) for row in rows if row[0] in KITTI_VEHICLES], default=NO_VEHICLE)
-
-
-# -------------------------------------------------------------------------------------------------- dSprites
 
 
 def dsprites_location(folder: Path, split: str) -> Published:
@@ -215,9 +203,6 @@ def _read_sprites(path: Path, count: int, indices: np.ndarray) -> np.ndarray:
             rows = np.flatnonzero((indices >= start) & (indices < start + SPRITES_CHUNK))
             pixels[rows] = chunk[indices[rows] - start] * 255
     return pixels
-
-
-# ------------------------------------------------------------------------------------------------- SmallNORB
 
 
 def smallnorb_azimuth(folder: Path, split: str) -> Published:
