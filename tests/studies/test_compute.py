@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from vitlab.config import DataConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import tiny
-from vitlab.studies import compute
+from vitlab.studies import compute, runner
 from vitlab.studies.compute import fit_study, format_compute, model_of, num_training_images, study_compute
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished
 from vitlab.studies.spec import StudyRun, changed
 from vitlab.train.clock import Clock
+from vitlab.train.stopping import StoppedError
 from vitlab.train.workdir import write_json
 
 pytestmark = pytest.mark.usefixtures("unchecked", "unrendered")
@@ -92,19 +94,24 @@ def test_a_budget_takes_seeds_then_steps(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_when_the_time_is_over_the_complete_seeds_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not finished stays open for a later call, which needs no time for the rest."""
-    monkeypatch.setattr("vitlab.studies.runner.SPAWN", multiprocessing.get_context("fork"))
-    monkeypatch.setattr("vitlab.studies.runner.POLL_SECONDS", 0.01)
+    """Runs that are not finished are interrupted, and stay open for a later call."""
+    monkeypatch.setattr(runner, "SPAWN", multiprocessing.get_context("fork"))
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
     study = dataclasses.replace(SMALL, variants=lambda scale: variants(scale, steps=2)[:2], seeds=2)
     whole = plan(study, "small", tmp_path)
-    over = Clock(0.0)
-    with pytest.raises(StudyError, match="no seed"):
-        run_study(study, whole, processes=1, device="cpu", clock=over)
     run_unfinished(dataclasses.replace(whole, runs=whole.runs[:2]), "cpu")
-    report = run_study(study, whole, processes=1, device="cpu", clock=over)
+
+    def interrupted(plan: StudyPlan, run: StudyRun, device: str) -> None:
+        signal.pause()
+        raise StoppedError("saved")
+
+    monkeypatch.setattr(runner, "_train", interrupted)
+    report = run_study(study, whole, processes=1, device="cpu", clock=Clock(0.0))
     assert [point["seed"] for point in report["points"]] == [0, 0]
-    report = run_study(study, whole, processes=1, device="cpu", clock=Clock(1e6))
-    assert [point["seed"] for point in report["points"]] == [0, 0, 1, 1]
+    assert whole.unfinished_runs == list(whole.runs[2:])
+    second = dataclasses.replace(whole, runs=whole.runs[2:])
+    with pytest.raises(StudyError, match="no seed"):
+        run_study(study, second, processes=1, device="cpu", clock=Clock(0.0))
 
 
 def test_shorter_runs_decide_nothing(tmp_path: Path) -> None:

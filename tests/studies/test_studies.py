@@ -367,7 +367,7 @@ def of_head(run: StudyRun) -> float:
 
 def by_label(label: str, values: Mapping[str, float], size: float = 1e-3) -> Accuracy:
     """The accuracy of each value of a label; of runs without it, 0.9."""
-    return lambda run: values.get(run.labels.get(label), 0.9) + noise(run, size)
+    return lambda run: values.get(run.labels.get(label, ""), 0.9) + noise(run, size)
 
 
 def of_resolution(run: StudyRun) -> float:

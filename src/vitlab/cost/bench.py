@@ -266,7 +266,7 @@ def panels(record: Mapping[str, Any]) -> list[Panel]:
     )
     models = sorted({row["model"] for row in rows})
     suffix = f" of {models[0]}" if len(models) == 1 else ""  # one series has no legend
-    style = {"log_x": True, "log_y": True, "percent": False}
+    style: dict[str, Any] = {"log_x": True, "log_y": True, "percent": False}
     shown = []
     for (mode, title), (what, y_label, value) in itertools.product(TITLES.items(), contents):
         lines: dict[str, dict[int, Any]] = {}

@@ -1,6 +1,7 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def _small(family: str, model: ModelConfig, data: str, part: float, decay: float
     return pretraining(model, SMALL_STEPS[part], data=images, fewshot=None, optim=optim)
 
 
-def _paper(row: str, changes: dict[str, int], part: float) -> TrainConfig:
+def _paper(row: str, changes: dict[str, Any], part: float) -> TrainConfig:
     """A model of Fig. 4 as Table 3 trains it; every part gets the steps of 7 epochs of the whole.
 
     Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs

@@ -63,8 +63,8 @@ def body(*layers: int) -> ResNetBody:
 
 
 def _data(classes: tuple[int, ...], pad: int) -> DataConfig:
-    splits = {"train_split": "trainval", "eval_split": "test"}
-    return DataConfig(name="fashion_mnist", classes=classes, crop="pad", pad=pad, **splits)
+    images = DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", classes=classes)
+    return replace(images, crop="pad", pad=pad)
 
 
 def pretraining(model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:

@@ -284,6 +284,8 @@ class Study:
 
 def shortened(run: StudyRun, divisor: int) -> StudyRun:
     """The run with its steps or epochs divided by `divisor`."""
+    if divisor == 1:
+        return run
     config = run.config
     lengths = {
         "optim": {"warmup_steps": config.optim.warmup_steps // divisor},
