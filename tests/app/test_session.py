@@ -4,8 +4,6 @@ import html
 import io
 import json
 import re
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,13 +40,6 @@ def load(path: Path, config: ModelConfig, **card: object) -> Checkpoint:
 def png(image: np.ndarray) -> bytes:
     Image.fromarray(image).save(out := io.BytesIO(), format="PNG")
     return out.getvalue()
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of few bytes whose header promises many pixels."""
-    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"not deflated"))
-    chunks = (struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in parts)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 # ---- checkpoints ----
@@ -147,16 +138,14 @@ def test_any_error_is_a_message(folder: Path, function: str, error: Exception, m
 # ---- images ----
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (read_image(png(PHOTO), "a.png") == PHOTO).all()
+    monkeypatch.setattr(module, "MAX_BYTES", 2**20)
     for data, reason in (
         (b"Dear all,\n", "not an image"),
-        (bomb(50_000, 50_000), "more than the 89,478,485"),
         (png(np.zeros((20, 660, 3), np.uint8)), "660 x 20 pixels"),
         (bytes(2**20 + 1), "more than 1 MiB"),
     ):
-        monkeypatch.setattr(module, "MAX_BYTES", 2**20)
         with pytest.raises(ValueError, match=rf"a\.png.*{reason}"):
             read_image(data, "a.png")
 

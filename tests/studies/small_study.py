@@ -15,8 +15,7 @@ from pathlib import Path
 
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.studies.presets import changed
-from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, changed, difference, percent
 
 RATES = (1e-3, 1e-2)
 FILES = ("report.md", "study.json", "figure.png", "figure.svg")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,29 @@ from PIL import Image
 
 from vitlab.panels import Panel, Series
 from vitlab.recipes import tiny
-from vitlab.studies.presets import changed
 from vitlab.studies.report import as_markdown, as_text, build_report, chart_panel, write_report
-from vitlab.studies.spec import Chart, Claim, Result, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.spec import (
+    Chart,
+    Claim,
+    Result,
+    Results,
+    Scale,
+    Study,
+    StudyRun,
+    changed,
+    difference,
+    named,
+    percent,
+)
 
 FILES = {"report.md", "figure.png", "figure.svg", "study.json"}
 VALUES = {"1d": (0.60, 0.62, 0.64), "2d": (0.602, 0.619, 0.641), "none": (0.50, 0.53, 0.52)}
-KINDS = {kind: {"kind": kind} for kind in VALUES}
+
+
+def lead(ahead: str, behind: str) -> Callable[[Results], float]:
+    return difference("accuracy", {"kind": ahead}, {"kind": behind})
+
+
 STUDY = Study(
     name="positions",
     source="Table 8",
@@ -27,27 +44,13 @@ STUDY = Study(
     columns={
         "positions": "kind",
         "accuracy": percent("accuracy"),
-        "paper": lambda row: {"1d": "a", "2d": "b", "none": "c"}[str(row.labels["kind"])],
+        "paper": named("kind", {"1d": "a", "2d": "b", "none": "c"}),
     },
     claims=(
-        Claim(
-            "A model without positions is worse.",
-            "0.614 against 0.642",
-            difference("accuracy", KINDS["1d"], KINDS["none"]),
-        ),
-        Claim(
-            "1-D and 2-D are equal.",
-            "0.642 and 0.640",
-            difference("accuracy", KINDS["2d"], KINDS["1d"]),
-            expected="equal",
-        ),
-        Claim(
-            "2-D is better on more data.",
-            "yes",
-            difference("accuracy", KINDS["2d"], KINDS["1d"]),
-            out_of_reach="few images",
-        ),
-        Claim("None is best.", "never", difference("accuracy", KINDS["none"], KINDS["1d"])),
+        Claim("A model without positions is worse.", "0.614 against 0.642", lead("1d", "none")),
+        Claim("1-D and 2-D are equal.", "0.642 and 0.640", lead("2d", "1d"), expected="equal"),
+        Claim("2-D is better on more data.", "yes", lead("2d", "1d"), out_of_reach="few images"),
+        Claim("None is best.", "never", lead("none", "1d")),
     ),
     seeds=3,
     charts=(
@@ -59,7 +62,7 @@ STUDY = Study(
 
 def finished(scale: Scale = "small", **figures: float) -> Results:
     runs = STUDY.runs(scale)
-    values = [VALUES[str(run.labels["kind"])][run.config.seed] for run in runs]
+    values = [VALUES[run.labels["kind"]][run.config.seed] for run in runs]
     runs = [Result(p, {"accuracy": v, **figures}, [], 1437, p.config.model) for p, v in zip(runs, values, strict=True)]
     return Results(tuple(runs))
 
@@ -122,7 +125,7 @@ def test_a_single_seed_and_a_smoke_test_show_nothing(tmp_path: Path) -> None:
 def test_charts_sort_their_lines_by_x() -> None:
     chart = Chart(
         *("T", "y", "accuracy"),
-        x=lambda group: {"1d": 3.0, "2d": 1.0, "none": 2.0}[str(group.labels["kind"])],
+        x=lambda group: {"1d": 3.0, "2d": 1.0, "none": 2.0}[group.labels["kind"]],
         log_x=True,
         lines=lambda group: ["a", "b"] if group.labels["kind"] == "none" else "a",
         where=lambda group: group.labels["kind"] != "1d",

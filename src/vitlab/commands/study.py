@@ -175,5 +175,5 @@ class Plan:
             examples=self.examples,
             image_kb=self.image_kb,
         )
-        print_result(cost.record(), self.json, format_estimate(cost))
+        print_result(cost, self.json, format_estimate(cost))
         return 0

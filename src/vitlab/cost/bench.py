@@ -5,8 +5,10 @@ products of the model and nothing else. Each row is saved as soon as it is measu
 missing ones.
 """
 
+import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,45 +85,41 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
                 row |= _measure(options, key)
             except (UserError, torch.OutOfMemoryError) as error:
                 row["skipped"] = str(error)
-            display.say(f"{title}: {_headline(row)}")
+            shown = {"skipped:": row["skipped"]} if "skipped" in row else dict(list(_cells(row).items())[3:])
+            display.say(f"{title}: {', '.join(f'{column} {value}' for column, value in shown.items())}")
             record["rows"] = list(rows.values())
             write_json(out / "bench.json", record)
             torch.compiler.reset()
             gc.collect()
-    if shown := panels(record):
-        write_bytes(out / "bench.png", figures.png(plots.panels(shown)))
+    if drawn := panels(record):
+        write_bytes(out / "bench.png", figures.png(plots.panels(drawn)))
     return json.loads((out / "bench.json").read_bytes())
 
 
 def _resolve(options: BenchOptions, device: torch.device) -> BenchOptions:
     """The options with nothing left automatic."""
-    on_gpu = device.type == "cuda"
     dtype = str(frozen_dtype(options.dtype, device)).removeprefix("torch.")
-    memory = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else CPU_MEMORY
-    return dataclasses.replace(options, dtype=dtype, memory=options.memory or memory, device=str(device))
+    gpu_memory = torch.cuda.get_device_properties(device).total_memory / GIB if device.type == "cuda" else None
+    return dataclasses.replace(
+        options, dtype=dtype, memory=options.memory or gpu_memory or CPU_MEMORY, device=str(device)
+    )
 
 
 def _open_record(path: Path, options: BenchOptions, device: torch.device) -> dict[str, Any]:
     """The record to continue, or a new one."""
-    machine = measure.environment("torch")
+    machine = measure.environment("torch") | {"device": device_name(device), "threads": torch.get_num_threads()}
     del machine["commit"]  # each row has its own
-    machine |= {"device": device_name(device), "threads": torch.get_num_threads()}
     common = dataclasses.asdict(options)
     for name in ("sizes", "mode", "device"):  # of the rows
         del common[name]
     new = {"machine": machine, "settings": common, "rows": []}
     if not path.exists():
         return new
-    try:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
         record = json.loads(path.read_bytes())
         if new | {"rows": record["rows"]} == record:
             return record
-    except (ValueError, TypeError, KeyError):
-        pass
     raise UserError(f"{path} was measured with other settings or on another machine; give another --out.")
-
-
-# ------------------------------------------------------------------------------------------------------------ one row
 
 
 def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
@@ -229,9 +227,6 @@ def fastest_batch(spec: StepSpec, fits: Callable[[int], bool]) -> int:
     return best
 
 
-# --------------------------------------------------------------------------------------------------------- for people
-
-
 def table(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The measured rows as rows of a table."""
     return [_cells(row) for row in record["rows"] if "skipped" not in row]
@@ -262,13 +257,6 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _headline(row: Mapping[str, Any]) -> str:
-    """A row in one line."""
-    if "skipped" in row:
-        return f"skipped: {row['skipped']}"
-    return ", ".join([f"{name} {value}" for name, value in _cells(row).items()][3:])
-
-
 def panels(record: Mapping[str, Any]) -> list[Panel]:
     """Fig. 12 for each mode: images/s and the largest batch, over the image size."""
     rows = sorted((row for row in record["rows"] if "skipped" not in row), key=lambda row: row["image_size"])
@@ -278,15 +266,14 @@ def panels(record: Mapping[str, Any]) -> list[Panel]:
     )
     models = sorted({row["model"] for row in rows})
     suffix = f" of {models[0]}" if len(models) == 1 else ""  # one series has no legend
+    style: dict[str, Any] = {"log_x": True, "log_y": True, "percent": False}
     shown = []
-    for mode, title in TITLES.items():
-        for what, y_label, value in contents:
-            points: dict[str, dict[int, Any]] = {}
-            for row in rows:
-                if row["mode"] == mode and value(row):
-                    points.setdefault(row["model"], {})[row["image_size"]] = value(row)
-            if points:
-                series = [Series(name, list(line), list(line.values())) for name, line in points.items()]
-                axes = {"x_label": "image size (pixels)", "y_label": y_label, "series": series}
-                shown.append(Panel(f"{title}{suffix}: {what}", **axes, log_x=True, log_y=True, percent=False))
+    for (mode, title), (what, y_label, value) in itertools.product(TITLES.items(), contents):
+        lines: dict[str, dict[int, Any]] = {}
+        for row in rows:
+            if row["mode"] == mode and value(row):
+                lines.setdefault(row["model"], {})[row["image_size"]] = value(row)
+        series = [Series(name, list(line), list(line.values())) for name, line in lines.items()]
+        if series:
+            shown.append(Panel(f"{title}{suffix}: {what}", "image size (pixels)", y_label, series, **style))
     return shown

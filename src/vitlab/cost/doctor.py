@@ -58,10 +58,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
 
 def find_problems(report: dict[str, Any]) -> list[str]:
     """What prevents or slows training, and what to do about it."""
-    versions = report["versions"]
-    cpu = report["cpu"]
-    disk = report["disk"]
-    shared = report["shared_memory_gib"]
+    versions, cpu, disk, shared = (report[name] for name in ("versions", "cpu", "disk", "shared_memory_gib"))
     cores, problems = cpu["cores"], []
     if not versions["torchvision"][:1].isdigit():
         problems.append(

@@ -53,9 +53,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-# ------------------------------------------------------------------------------------------------------------ ceiling
-
-
 class Product(NamedTuple):
     """A batch of matrix products [m, k] @ [k, n]."""
 
@@ -129,9 +126,6 @@ def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.
                 torch.matmul(a, b, out=out)
 
     return step
-
-
-# -------------------------------------------------------------------------------------------------------- environment
 
 
 def environment(*libraries: str) -> dict[str, Any]:

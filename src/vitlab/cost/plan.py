@@ -8,8 +8,7 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from vitlab.studies.spec import StudyRun, exaflops, updates
 from vitlab.train.free_memory import free_memory
 from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.optim import state_per_weight
-from vitlab.train.precision import Precision, choose_device, device_name, keep_freed_memory, resolve_precision
+from vitlab.train.precision import choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.throughput import DEVICES, find_device
 
 CPU = "cpu"
@@ -35,93 +34,10 @@ DAY = 24 * 3600
 DEFAULT_MFU = 0.4
 TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pretrain.imagenet21k, "ViT-L/16", 230))
 """Recipe, model, and the TPUv3-core-days that Table 2 prints (a chip has two cores)."""
-SECONDS = 1.0
-"""Time of one round of a measurement on this machine."""
-ROUNDS = 3
-"""Rounds of such a measurement."""
-MAX_IMAGES = 128
-"""Largest batch of such a measurement."""
-MAX_CPU_STEP_FLOPS = 1e12
-"""Most work of its step on a CPU, about a second."""
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    name: str | None
-    parameters: int
-    forward_macs: int
-
-
-@dataclass(frozen=True)
-class CoreDays:
-    """TPUv3-core-days of a run."""
-
-    days: float
-    tflops: float
-    """Mean rate of a core in the three runs of TABLE2."""
-    printed: int | None
-    """The days that Table 2 prints for this run; None for any other."""
-
-
-@dataclass(frozen=True)
-class StrategyMemory:
-    """Memory of a process at the peak of a step, with one strategy."""
-
-    parts: dict[str, int]
-    total: int
-    fits: bool
-    microbatch_that_fits: int
-    """0 where one image at once does not fit."""
-
-
-@dataclass(frozen=True)
-class RankMemory:
-    """Memory of a process."""
-
-    precision: Precision
-    activation_checkpointing: bool
-    images_per_process: int
-    images_at_once: int
-    memory_bytes: int
-    """Memory of its device."""
-    memory: dict[str, StrategyMemory]
-    """By strategy: `alone`, or `ddp` and `fsdp`."""
-    chosen: str
-    """The strategy of this run."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of a run. Sizes are in bytes."""
-
-    model: ModelSize
-    data: str
-    examples: int | None
-    """Images of train; None if they are unknown and do not affect the length of the run."""
-    epochs: float | None
-    steps: int
-    batch_size: int
-    exaflops: float
-    device: str
-    count: int
-    tflops: float
-    """The rate of one device."""
-    mfu: float | None
-    """Fraction of the device's peak in bfloat16; None for a CPU, whose peak is unknown."""
-    mfu_source: str
-    hours: float
-    device_hours: float
-    tpuv3_core_days: CoreDays
-    images_per_s: float
-    image_kb: float
-    bytes_per_s: float
-    checkpoint_bytes: int
-    rank: RankMemory
-
-    def record(self) -> dict[str, Any]:
-        """The estimate as plain data, with the fields of `rank` among the others."""
-        record = dataclasses.asdict(self)
-        return record | record.pop("rank")
+SECONDS, ROUNDS = 1.0, 3
+"""Of a measurement on this machine: the time of one round, and their number."""
+MAX_IMAGES, MAX_CPU_STEP_FLOPS = 128, 1e12
+"""Largest batch of such a measurement, and on a CPU most work of a step: about a second."""
 
 
 def estimate(
@@ -134,8 +50,10 @@ def estimate(
     model_name: str | None = None,
     examples: int | None = None,
     image_kb: float = 110.0,
-) -> Estimate:
-    """The cost of a run. Raises UserError for invalid arguments.
+) -> dict[str, Any]:
+    """The cost of a run as data for JSON; sizes are in bytes, `tflops` is one device's, `tpuv3_core_days` are
+    `core_days`, and the memory of a process is `_rank_memory`'s. None is what is unknown: the number of images, or a
+    CPU's peak and so its `mfu`. Raises UserError for invalid arguments.
 
     device: one of DEVICES, or `cpu`, a machine like this one.
     count: processes, each with one device.
@@ -154,33 +72,33 @@ def estimate(
     steps = updates(config, examples or config.batch_size)
     rank = _rank_memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
-    flops_per_s, mfu_source = _device_speed(config, device, mfu, peak, rank.images_at_once)
+    flops_per_s, mfu_source = _device_speed(config, device, mfu, peak, rank["images_at_once"])
     seconds = total_exaflops * 1e18 / (flops_per_s * count)
     images_per_s = steps * config.batch_size / seconds
     parameters = weight_counts(config.model, config.masking).total
     numbers_per_weight = 1 + state_per_weight(config.optim) + bool(config.average_decay)
-    return Estimate(
-        model=ModelSize(model_name, parameters, config.model.forward_macs),
-        data=config.data.name,
-        examples=examples,
-        epochs=steps * config.batch_size / examples if examples else None,
-        steps=steps,
-        batch_size=config.batch_size,
-        exaflops=total_exaflops,
-        device=device,
-        count=count,
-        tflops=flops_per_s / 1e12,
-        mfu=flops_per_s / peak if peak else None,
-        mfu_source=mfu_source,
-        hours=seconds / 3600,
-        device_hours=count * seconds / 3600,
-        tpuv3_core_days=core_days(total_exaflops, model_name),
-        images_per_s=images_per_s,
-        image_kb=image_kb,
-        bytes_per_s=images_per_s * image_kb * 1e3,
-        checkpoint_bytes=4 * numbers_per_weight * parameters,
-        rank=rank,
-    )
+    return {
+        "model": {"name": model_name, "parameters": parameters, "forward_macs": config.model.forward_macs},
+        "data": config.data.name,
+        "examples": examples,
+        "epochs": steps * config.batch_size / examples if examples else None,
+        "steps": steps,
+        "batch_size": config.batch_size,
+        "exaflops": total_exaflops,
+        "device": device,
+        "count": count,
+        "tflops": flops_per_s / 1e12,
+        "mfu": flops_per_s / peak if peak else None,
+        "mfu_source": mfu_source,
+        "hours": seconds / 3600,
+        "device_hours": count * seconds / 3600,
+        "tpuv3_core_days": core_days(total_exaflops, model_name),
+        "images_per_s": images_per_s,
+        "image_kb": image_kb,
+        "bytes_per_s": images_per_s * image_kb * 1e3,
+        "checkpoint_bytes": 4 * numbers_per_weight * parameters,
+        **rank,
+    }
 
 
 def _for_images(config: TrainConfig, examples: int | None, device: str, open_settings: Collection[str]) -> TrainConfig:
@@ -205,22 +123,21 @@ def _train_examples(config: TrainConfig, count: int | None) -> int | None:
         raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
 
 
-def core_days(run_exaflops: float, model_name: str | None = None) -> CoreDays:
-    """TPUv3-core-days of a run, at the mean rate of a core in the three runs of Table 2.
+def core_days(run_exaflops: float, model_name: str | None = None) -> dict[str, Any]:
+    """`days`: TPUv3-core-days of a run, at the mean rate of a core, `tflops`, in the three runs of Table 2.
 
-    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
+    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core. `printed`:
+    the days there if it is one of the three, else None.
     """
-    table_exaflops = []
-    table_days = []
-    printed = None
+    counted, printed = 0.0, None
     for recipe, model, days in TABLE2:
         config = recipe(model)
-        table_exaflops.append(exaflops(config, PAPER_IMAGES[config.data.name]))
-        table_days.append(days)
-        if model == model_name and math.isclose(run_exaflops, table_exaflops[-1], rel_tol=1e-3):
+        table_exaflops = exaflops(config, PAPER_IMAGES[config.data.name])
+        counted += table_exaflops
+        if model == model_name and math.isclose(run_exaflops, table_exaflops, rel_tol=1e-3):
             printed = days
-    tflops = sum(table_exaflops) * 1e6 / (sum(table_days) * DAY)
-    return CoreDays(days=run_exaflops * 1e6 / tflops / DAY, tflops=tflops, printed=printed)
+    tflops = counted * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
+    return {"days": run_exaflops * 1e6 / tflops / DAY, "tflops": tflops, "printed": printed}
 
 
 def _device_speed(
@@ -261,8 +178,8 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
     return statistics.median(rates) * size * flops_per_image, f"measured here, on {name}, with {size} images at once"
 
 
-def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
-    """The memory of one of `count` processes on such devices, by every strategy."""
+def _rank_memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
+    """The memory of one of `count` processes on such devices, in bytes: the device's, and what every strategy takes."""
     if device == CPU:
         precision = resolve_precision(config.precision, torch.device(CPU))
         available = free_memory(torch.device(CPU)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -280,53 +197,56 @@ def _rank_memory(config: TrainConfig, device: str, count: int) -> RankMemory:
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
         fitting = images_at_once
         while fitting and sum(bytes_of(strategy, fitting).values()) > available:
-            fitting //= 2
+            fitting //= 2  # to 0 where one image at once does not fit
         parts = bytes_of(strategy, images_at_once)
-        memory[strategy] = StrategyMemory(parts, sum(parts.values()), fitting == images_at_once, fitting)
-    return RankMemory(
-        precision=precision,
-        activation_checkpointing=config.activation_checkpointing,
-        images_per_process=images_per_process,
-        images_at_once=images_at_once,
-        memory_bytes=available,
-        memory=memory,
-        chosen="alone" if count == 1 else "fsdp" if config.fsdp else "ddp",
-    )
-
-
-def format_estimate(cost: Estimate) -> str:
-    """The estimate as text: what it costs, the memory of a process, and what would fit."""
-    model = cost.model
-    rank = cost.rank
-    paper = cost.tpuv3_core_days
-    length = "" if cost.epochs is None else f" = {cost.epochs:.3g} epochs of {cost.examples:,} images"
-    of_peak = f"MFU {cost.mfu:.1%} of the bfloat16 peak, " if cost.mfu else ""
-    printed = "" if paper.printed is None else f"; Table 2 prints {paper.printed:,}"
-    lines = {
-        "model": f"{model.name or 'without a name'}: {model.parameters:,} parameters, "
-        f"{model.forward_macs / 1e9:.4g} billion multiply-accumulates per image",
-        "length": f"{cost.steps:,} steps of {cost.batch_size:,}{length}",
-        "compute": f"{_four_digits(cost.exaflops)} exaFLOPs of training, as Table 6 counts",
-        "time": f"{format_duration(3600 * cost.hours)} ({cost.hours / 24:.3g} days) of {cost.count} {cost.device} at "
-        f"{cost.tflops:.3g} TFLOP/s each ({of_peak}{cost.mfu_source}); {_four_digits(cost.device_hours)} device-hours",
-        "TPUv3": f"{_four_digits(paper.days)} core-days, estimated at {paper.tflops:.1f} TFLOP/s, the mean of Table 2"
-        + printed,
-        "data": f"{_four_digits(cost.images_per_s)} images/s; {_four_digits(cost.bytes_per_s / 1e6)} MB/s at "
-        f"{cost.image_kb:g} kB per image",
-        "checkpoint": f"{_four_digits(cost.checkpoint_bytes / 2**20)} MiB",
+        memory[strategy] = {
+            "parts": parts,
+            "total": sum(parts.values()),
+            "fits": fitting == images_at_once,
+            "microbatch_that_fits": fitting,
+        }
+    return {
+        "precision": precision,
+        "activation_checkpointing": config.activation_checkpointing,
+        "images_per_process": images_per_process,
+        "images_at_once": images_at_once,
+        "memory_bytes": available,
+        "memory": memory,
+        "chosen": "alone" if count == 1 else "fsdp" if config.fsdp else "ddp",
     }
-    recomputed = ", blocks recomputed" if rank.activation_checkpointing else ""
+
+
+def format_estimate(cost: Mapping[str, Any]) -> str:
+    """The estimate as text: what it costs, the memory of a process, and what would fit."""
+    model, days = cost["model"], cost["tpuv3_core_days"]
+    length = "" if cost["epochs"] is None else f" = {cost['epochs']:.3g} epochs of {cost['examples']:,} images"
+    of_peak = f"MFU {cost['mfu']:.1%} of the bfloat16 peak, " if cost["mfu"] else ""
+    printed = "" if days["printed"] is None else f"; Table 2 prints {days['printed']:,}"
+    lines = {
+        "model": f"{model['name'] or 'without a name'}: {model['parameters']:,} parameters, "
+        f"{model['forward_macs'] / 1e9:.4g} billion multiply-accumulates per image",
+        "length": f"{cost['steps']:,} steps of {cost['batch_size']:,}{length}",
+        "compute": f"{_four_digits(cost['exaflops'])} exaFLOPs of training, as Table 6 counts",
+        "time": f"{format_duration(3600 * cost['hours'])} ({cost['hours'] / 24:.3g} days) of {cost['count']} "
+        f"{cost['device']} at {cost['tflops']:.3g} TFLOP/s each ({of_peak}{cost['mfu_source']}); "
+        f"{_four_digits(cost['device_hours'])} device-hours",
+        "TPUv3": f"{_four_digits(days['days'])} core-days, estimated at {days['tflops']:.1f} TFLOP/s, the mean of "
+        f"Table 2{printed}",
+        "data": f"{_four_digits(cost['images_per_s'])} images/s; {_four_digits(cost['bytes_per_s'] / 1e6)} MB/s at "
+        f"{cost['image_kb']:g} kB per image",
+        "checkpoint": f"{_four_digits(cost['checkpoint_bytes'] / 2**20)} MiB",
+    }
+    recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
     header = (
-        f"memory of a process ({rank.precision}{recomputed}; {rank.images_at_once:,} of its "
-        f"{rank.images_per_process:,} images at once; this run: {rank.chosen})"
+        f"memory of a process ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
+        f"{cost['images_per_process']:,} images at once; this run: {cost['chosen']})"
     )
-    rows = []
-    notes = []
-    for strategy, memory in rank.memory.items():
-        sizes = {**memory.parts, "total": memory.total, "available": rank.memory_bytes}
+    rows, notes = [], []
+    for strategy, memory in cost["memory"].items():
+        sizes = {**memory["parts"], "total": memory["total"], "available": cost["memory_bytes"]}
         rows.append({"MiB": strategy} | {name: f"{size / 2**20:,.1f}" for name, size in sizes.items()})
-        if not memory.fits:
-            most = memory.microbatch_that_fits
+        if not memory["fits"]:
+            most = memory["microbatch_that_fits"]
             note = f"--microbatch {most} would fit" if most else "one image at once does not fit"
             notes.append(f"{strategy}: {note}.")
     return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", header, format_table(rows), *notes])

@@ -115,14 +115,7 @@ def eq8(vit: Any, images: Tensor) -> Iterator[Step]:
 
 
 EQUATIONS: dict[str, Callable[[Any, Tensor], Iterator[Step]]] = {
-    "eq1": eq1,
-    "eq2": eq2,
-    "eq3": eq3,
-    "eq4": eq4,
-    "eq5": eq5,
-    "eq6": eq6,
-    "eq7": eq7,
-    "eq8": eq8,
+    equation.__name__: equation for equation in (eq1, eq2, eq3, eq4, eq5, eq6, eq7, eq8)
 }
 
 
@@ -135,11 +128,8 @@ def layer_norm(z: Tensor, norm: Any) -> Tensor:
 def check_model(vit: ViT) -> None:
     """Raises UserError for a model that is not the plain one of Sec. 3.1."""
     config, plain = vit.config, type(vit.config)()
-    differences = [
-        name
-        for name in ("stem", "encoder", "position", "position_at", "pool")
-        if getattr(config, name) != getattr(plain, name)
-    ]
+    settings = ("stem", "encoder", "position", "position_at", "pool")
+    differences = [name for name in settings if getattr(config, name) != getattr(plain, name)]
     differences += [name for name in config.variant.differences if name not in ("gelu", "layer_norm_eps")]
     if differences:
         raise UserError(

@@ -6,9 +6,9 @@ for Fig. 11 a hybrid as well.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ from vitlab.models.registry import create_model
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import ViT
 from vitlab.panels import Panel, Series
-from vitlab.paper.recorded import read_panels
+from vitlab.paper.recorded import STUDIES, read_panels
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
 from vitlab.runs.vtab import MEANS
 from vitlab.studies import vtab_table
-from vitlab.studies.presets import changed
-from vitlab.studies.scaling import FAMILIES, TABLE6, paper_panel
+from vitlab.studies.scaling import paper_panel
+from vitlab.studies.spec import changed
 from vitlab.studies.tables import TABLES
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, load_checkpoint, load_model
@@ -55,6 +55,7 @@ TRAININGS = {
 HYBRID = tiny.vit(16, 1, 96, 5, stem=ResNetBody((2,), width=32, version="v2", min_group_size=16))
 """As many tokens and blocks as the small ViT, behind convolutions."""
 PRETRAINING_SETS = {"ImageNet": "ImageNet", "I21k": "ImageNet-21k", "JFT": "JFT-300M"}
+"""Name in Table 5 -> name."""
 UNTRAINED = "ViT-Ti/16"
 """The model with random weights."""
 Figures = dict[str, Figure]
@@ -73,7 +74,7 @@ class Request:
     """Without a checkpoint, take a model with random weights."""
     log: Callable[[str], None] = field(default=lambda _: None)
 
-    @cached_property
+    @functools.cached_property
     def vit(self) -> ViT:
         """The model of the checkpoint; without one a small ViT, trained now or by an earlier call."""
         model = self._loaded.model
@@ -81,7 +82,7 @@ class Request:
             raise UserError(f"{self.checkpoint} is a ResNet, which has no attention; give a Vision Transformer.")
         return model.to(choose_device(self.device))
 
-    @cached_property
+    @functools.cached_property
     def _loaded(self) -> Checkpoint:
         if self.checkpoint is None and self.untrained:
             return Checkpoint(create_model(UNTRAINED), {}, Preprocessing())
@@ -99,7 +100,7 @@ class Request:
         pretrain(changed(tiny.digits(), **({"epochs": DIGITS_EPOCHS} | changes)), folder)
         return folder
 
-    @cached_property
+    @functools.cached_property
     def pixels(self) -> list[UInt8[np.ndarray, "H W 3"]]:
         """The images as the model sees them: the request's, digits, or two photos that scikit-learn has."""
         if self.learns_digits and not self.images:
@@ -109,12 +110,12 @@ class Request:
         inputs = [transform.apply([read_image(source, name)]) for name, source in list(sources)[: self.shown]]
         return [to_pixels(image)[0] for image in inputs]
 
-    @cached_property
+    @functools.cached_property
     def batch(self) -> Float[Tensor, "B 3 H W"]:
         """The images in [-1, 1]."""
         return _to_batch(self.pixels)
 
-    @cached_property
+    @functools.cached_property
     def captured(self) -> Capture:
         """Attention and tokens of the images."""
         return capture(self.vit, [self.batch], keep=len(self.pixels))
@@ -145,12 +146,8 @@ def fig1(request: Request) -> Figures:
 
 def fig2(request: Request) -> Figures:
     """VTAB by groups: Table 9's means."""
-    groups = list(MEANS)
-    series = [
-        Series(model, range(len(groups)), [vtab_table.printed_mean(number, group) / 100 for group in groups])
-        for number, model in enumerate(vtab_table.PAPER)
-    ]
-    return {"fig2": plots.panels([Panel("VTAB-1k (Table 9)", "", "mean accuracy", series, ticks=groups)])}
+    series = vtab_table.printed_series(MEANS)
+    return {"fig2": plots.panels([Panel("VTAB-1k (Table 9)", "", "mean accuracy", series, ticks=list(MEANS))])}
 
 
 def fig3(request: Request) -> Figures:
@@ -167,19 +164,9 @@ def fig3(request: Request) -> Figures:
     return {"fig3": plots.panels([printed, *read_panels("data-size")])}
 
 
-def fig4(request: Request) -> Figures:
-    """Few-shot accuracy over the size of the pre-training set, by small models here; the paper prints no numbers."""
-    return {"fig4": plots.panels(read_panels("data-size"))}
-
-
 def fig5(request: Request) -> Figures:
     """Accuracy over compute: Table 6, and the study with small models here."""
-    series = []
-    for kind in FAMILIES:
-        points = [(run.exaflops, run.imagenet / 100) for run in TABLE6 if run.family == kind]
-        series.append(Series(kind, *zip(*points, strict=True)))
-    right = Panel("The paper (Table 6)", "pre-training exaFLOPs", "ImageNet accuracy", series, log_x=True, front=True)
-    return {"fig5": plots.panels([paper_panel(), right, read_panels("scaling")[0]])}
+    return {"fig5": plots.panels([paper_panel(), paper_panel("ImageNet"), read_panels("scaling")[0]])}
 
 
 def fig6(request: Request) -> Figures:
@@ -193,16 +180,6 @@ def fig7(request: Request) -> Figures:
     if (similarity := positions_of(request.vit)) is not None:
         figures["fig7-center"] = positions(similarity).figure
     return figures | {"fig7-right": _distances(request)}
-
-
-def fig8(request: Request) -> Figures:
-    """Depth, width, patch size: the study with small models here; the paper prints no numbers."""
-    return {"fig8": plots.panels(read_panels("shape"))}
-
-
-def fig9(request: Request) -> Figures:
-    """Class token against mean pooling: the study with small models here; the paper prints no numbers."""
-    return {"fig9": plots.panels(read_panels("head"))}
 
 
 def fig10(request: Request) -> Figures:
@@ -236,11 +213,6 @@ def _distances(request: Request) -> Figure:
     return distances(captured.distances, captured.layers).figure
 
 
-def fig12(request: Request) -> Figures:
-    """Images/s over image sizes, as recorded here on one core of a CPU."""
-    return {"fig12": plots.panels(read_panels("fig12"))}
-
-
 def fig13(request: Request) -> Figures:
     """Axial attention: the study with small models here, and the speed recorded on a CPU."""
     return {"fig13": plots.panels([read_panels("axial")[0], *read_panels("fig13")])}
@@ -252,19 +224,12 @@ def fig14(request: Request) -> Figures:
     return {"fig14": pairs(more.captured, more.pixels)[0].figure}
 
 
+def _recorded(name: str, request: Request) -> Figures:
+    """What was recorded here, with small models or on one core of a CPU; the paper prints no numbers."""
+    return {name: plots.panels(read_panels(STUDIES.get(name, name)))}
+
+
 PAPER_FIGURES: dict[str, Callable[[Request], Figures]] = {
-    "fig1": fig1,
-    "fig2": fig2,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig6": fig6,
-    "fig7": fig7,
-    "fig8": fig8,
-    "fig9": fig9,
-    "fig10": fig10,
-    "fig11": fig11,
-    "fig12": fig12,
-    "fig13": fig13,
-    "fig14": fig14,
+    figure.__name__: figure for figure in (fig1, fig2, fig3, fig5, fig6, fig7, fig10, fig11, fig13, fig14)
 }
+PAPER_FIGURES |= {name: functools.partial(_recorded, name) for name in ("fig4", "fig8", "fig9", "fig12")}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.config import TrainConfig
-from vitlab.cost.plan import core_days
+from vitlab.cost.plan import TABLE2, core_days
 from vitlab.data.vtab.tasks import TASKS
 from vitlab.models.config import ViTConfig
 from vitlab.models.registry import get_config
@@ -15,7 +15,7 @@ from vitlab.studies import vtab_table
 from vitlab.studies.compute import PAPER_IMAGES
 from vitlab.studies.optimizer import TABLE7
 from vitlab.studies.positions import ENTRIES, KINDS, TABLE8
-from vitlab.studies.scaling import SCALING, TABLE6
+from vitlab.studies.scaling import SCALING, TABLE6, TESTS
 from vitlab.studies.spec import exaflops
 from vitlab.studies.tables import CORE_DAYS, TABLES
 
@@ -42,21 +42,17 @@ def table1() -> Rows:
 
 def table2() -> Rows:
     """Accuracy in percent as printed, and core-days by the exaFLOPs of the run and the mean rate of a core."""
-    table = TABLES["table2"]
-    counted = {
-        "ViT-H/14, JFT": (pretrain.jft, "ViT-H/14"),
-        "ViT-L/16, JFT": (pretrain.jft, "ViT-L/16"),
-        "ViT-L/16, I21k": (pretrain.imagenet21k, "ViT-L/16"),
-    }
-    rows = []
-    for name, values in table.rows.items():
-        days = ""
-        if name in counted:
-            recipe, model = counted[name]
-            config = recipe(model)
-            days = f"{core_days(exaflops(config, PAPER_IMAGES[config.data.name])).days / 1000:.2g}k"
-        rows.append({"model": name, **dict(zip(table.columns, values, strict=True)), f"{HERE}{CORE_DAYS}": days})
-    return rows
+    days = {}
+    for recipe, model, _ in TABLE2:
+        config = recipe(model)
+        count = core_days(exaflops(config, PAPER_IMAGES[config.data.name]))["days"]
+        days[f"{model}, {'JFT' if recipe is pretrain.jft else 'I21k'}"] = f"{count / 1000:.2g}k"
+    return [row | {f"{HERE}{CORE_DAYS}": days.get(row["model"], "")} for row in _printed_rows("table2")]
+
+
+def _printed_rows(name: str) -> list[dict[str, str]]:
+    table = TABLES[name]
+    return [{"model": model, **dict(zip(table.columns, row, strict=True))} for model, row in table.rows.items()]
 
 
 def table3() -> Rows:
@@ -97,29 +93,18 @@ def table4() -> Rows:
 
 def table5() -> Rows:
     """Accuracy in percent as printed, by pre-training set."""
-    table = TABLES["table5"]
-    return [{"model": name, **dict(zip(table.columns, row, strict=True))} for name, row in table.rows.items()]
+    return _printed_rows("table5")
 
 
 def table6() -> Rows:
     """Accuracy in percent and exaFLOPs as printed, and the exaFLOPs that the code here counts."""
-    rows = []
-    for printed, run in zip(TABLE6, SCALING.variants("paper"), strict=True):
-        here = exaflops(run.config, PAPER_IMAGES["shards:jft300m"])
-        accuracies = {
-            "ImageNet": printed.imagenet,
-            "ReaL": printed.real,
-            "CIFAR-10": printed.cifar10,
-            "CIFAR-100": printed.cifar100,
-            "Pets": printed.pets,
-            "Flowers": printed.flowers,
-        }
-        rows.append(
-            {"model": printed.model, "epochs": printed.epochs}
-            | {name: f"{value:.2f}" for name, value in accuracies.items()}
-            | {"exaFLOPs": printed.exaflops, f"{HERE}exaFLOPs": round(here)}
-        )
-    return rows
+    return [
+        {"model": printed.model, "epochs": printed.epochs}
+        | {name: f"{value:.2f}" for name, value in zip(TESTS, printed.accuracies, strict=True)}
+        | {"exaFLOPs": printed.exaflops}
+        | {f"{HERE}exaFLOPs": round(exaflops(run.config, PAPER_IMAGES["shards:jft300m"]))}
+        for printed, run in zip(TABLE6, SCALING.variants("paper"), strict=True)
+    ]
 
 
 def table7() -> Rows:
@@ -158,13 +143,5 @@ def _printed(values: Sequence[float]) -> dict[str, str]:
 
 
 PAPER_TABLES: dict[str, Callable[[], Rows]] = {
-    "table1": table1,
-    "table2": table2,
-    "table3": table3,
-    "table4": table4,
-    "table5": table5,
-    "table6": table6,
-    "table7": table7,
-    "table8": table8,
-    "table9": table9,
+    table.__name__: table for table in (table1, table2, table3, table4, table5, table6, table7, table8, table9)
 }

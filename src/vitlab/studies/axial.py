@@ -4,8 +4,8 @@ Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, whic
 """
 
 from vitlab.models.config import ResNetConfig
-from vitlab.studies.presets import MEASURED, Models, changed, comparison, resnet, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference
+from vitlab.studies.presets import MEASURED, Models, comparison, resnet, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, changed, difference, named
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -26,7 +26,7 @@ NO_CONVOLUTIONS = "without 3 x 3 convolutions ViTs overtake ResNets on no fewer 
 MODELS: dict[str, Models] = {
     "ViT-coarse": {"small": (vit(28, 7, 48, 3), 3000), "paper": "ViT-B/32"},
     "ViT-fine": {"small": (vit(28, 4, 48, 3), 3000), "paper": "ViT-B/16"},
-    "ResNet": {"small": (resnet(28, (1, 1)), 3000), "paper": "R50x1"},
+    "ResNet": {"small": (resnet(1, 1), 3000), "paper": "R50x1"},
 }
 
 
@@ -55,7 +55,7 @@ AXIAL = Study(
     columns={
         "model": "model",
         "GFLOPs": lambda row: f"{_gflops(row):.3g}",
-        "paper: 5-shot on ImageNet, %": lambda row: FIG13[str(row.labels["model"])],
+        "paper: 5-shot on ImageNet, %": named("model", FIG13),
         **MEASURED,
     },
     claims=tuple(
@@ -71,7 +71,7 @@ AXIAL = Study(
     charts=transfer_and_accuracy(
         "Axial attention",
         x=_gflops,
-        lines=lambda group: str(group.labels["model"]).removesuffix("-coarse").removesuffix("-fine"),
+        lines=lambda group: group.labels["model"].removesuffix("-coarse").removesuffix("-fine"),
         log_x=True,
         x_label="GFLOPs of a forward pass",
     ),

@@ -4,8 +4,9 @@
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,16 +49,9 @@ def study_compute(plan: StudyPlan, tflops: float | None = None) -> dict[str, Any
         config = replace(run.config, model=model_of(run, by_name))
         steps = updates(config, examples)
         compute = exaflops(config, examples)
-        row = {
-            "point": run.name,
-            "parameters": config.model.num_parameters,
-            "steps": steps,
-            "images": steps * config.batch_size,
-            "exaflops": compute,
-            "hours": compute * 1e6 / rate / 3600,
-            "finished": plan.finished(run.name),
-        }
-        rows.append(row)
+        row = {"point": run.name, "parameters": config.model.num_parameters, "steps": steps}
+        row |= {"images": steps * config.batch_size, "exaflops": compute, "hours": compute * 1e6 / rate / 3600}
+        rows.append(row | {"finished": plan.finished(run.name)})
     sums = {name: sum(row[name] for row in rows) for name in ("images", "exaflops", "hours")}
     open_hours = sum(row["hours"] for row in rows if not row["finished"])
     return {
@@ -135,7 +129,8 @@ def fit_study(study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, w
     """
     tflops = _measured_tflops(make_plan(seeds=1), device)
     seconds = math.inf
-    for plan in _plans(study, make_plan):
+    for divisor, seeds in itertools.product(DIVISORS, range(study.seeds, min(MIN_SEEDS, study.seeds) - 1, -1)):
+        plan = make_plan(seeds=seeds, divisor=divisor)
         used_workers = min(workers, max(len(plan.unfinished_runs), 1))
         seconds = study_compute(plan, tflops)["sum"]["open_hours"] * 3600 / used_workers
         if seconds <= PLANNED_FRACTION * clock.left():
@@ -145,13 +140,6 @@ def fit_study(study: Study, make_plan: Callable[..., StudyPlan], clock: Clock, w
         f"{study.name} takes {format_duration(60 * minutes)} or more here, with two seeds and a {DIVISORS[-1]}th of "
         f"the steps; give --budget {minutes}m, or --scale tiny, a smoke test."
     )
-
-
-def _plans(study: Study, make_plan: Callable[..., StudyPlan]) -> Iterator[StudyPlan]:
-    """From the longest study to the shortest."""
-    for divisor in DIVISORS:
-        for seeds in range(study.seeds, min(MIN_SEEDS, study.seeds) - 1, -1):
-            yield make_plan(seeds=seeds, divisor=divisor)
 
 
 def _measured_tflops(plan: StudyPlan, device_name: str) -> float:

@@ -1,12 +1,14 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from vitlab.config import TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.presets import FEW_IMAGES, changed, jft, pretraining, resnet, vit
+from vitlab.studies.presets import FEW_IMAGES, jft, pretraining, resnet, vit
 from vitlab.studies.spec import (
     HELD_OUT,
     Cell,
@@ -18,20 +20,21 @@ from vitlab.studies.spec import (
     Scale,
     Study,
     StudyRun,
+    changed,
     difference,
+    named,
     percent,
 )
 
-PRETRAINING = "pre-training"
-FINETUNING = "fine-tuning"
+PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 TITLES = {PRETRAINING: "pre-trained", FINETUNING: "fine-tuned"}
 """Fig. 4 and Fig. 3."""
 
-SMALL_MODELS: dict[str, tuple[str, str, ModelConfig]] = {
-    "ViT-3x96/7": ("ViT", "small", vit(28, 7, 96, 3, num_classes=10)),
-    "R8x0.5": ("ResNet", "small", changed(resnet(28, (1, 1)), num_classes=10)),
+SMALL_MODELS: dict[str, tuple[str, ModelConfig]] = {
+    "ViT-3x96/7": ("ViT", vit(28, 7, 96, 3, num_classes=10)),
+    "R8x0.5": ("ResNet", resnet(1, 1, num_classes=10)),
 }
-"""At `small`, 4 million multiply-accumulates an image: name -> family, size, model."""
+"""At `small`, 4 million multiply-accumulates an image: name -> family, model."""
 SMALL_DATA = ("fashion_mnist", "cifar10")
 SMALL_RATES = {"ViT": 2e-3, "ResNet": 3e-3}
 """Learning rates at `small`, near the best ones of both in short runs."""
@@ -73,13 +76,17 @@ def variants(scale: Scale) -> list[StudyRun]:
     """Every model on every part; at the paper's scale with the same steps for all, and then fine-tuned."""
     if scale == "small":
         return [
-            _small_run(data, name, part, decay)
+            _run(name, family, "small", part, _small(family, model, data, part, decay), data)
             for data in SMALL_DATA
-            for name, (family, _, _) in SMALL_MODELS.items()
+            for name, (family, model) in SMALL_MODELS.items()
             for part in SMALL_STEPS
             for decay in SMALL_DECAYS.get(part, (LONGEST_DECAY[family],))
         ]
-    pretrained = [_paper_run(name, part) for name in PAPER_MODELS for part in PAPER_PARTS]
+    pretrained = [
+        _run(name, family, size, part, _paper(row, changes, part))
+        for name, (family, size, row, changes) in PAPER_MODELS.items()
+        for part in PAPER_PARTS
+    ]
     config = changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
     finetuned = [
         StudyRun(f"{run.name}.finetuned", config, {**run.labels, "run": FINETUNING}, init_from=run.name)
@@ -88,43 +95,35 @@ def variants(scale: Scale) -> list[StudyRun]:
     return pretrained + finetuned
 
 
-def _small_run(data: str, name: str, part: float, decay: float) -> StudyRun:
-    """A run on all classes, measured by its own test: few-shot accuracy has several times its spread."""
-    family, size, model = SMALL_MODELS[name]
-    config = pretraining(
-        model,
-        SMALL_STEPS[part],
-        data={"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part},
-        fewshot=None,
-        optim={"lr": SMALL_RATES[family], "weight_decay": decay},
-    )
-    run_name = f"{data}.{name.replace('/', '-')}.{100 * part:g}.decay-{decay:g}"
-    return StudyRun(run_name, config, _labels(name, family, size, part, data, decay))
+def _run(model: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> StudyRun:
+    labels = {"model": model, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
+    labels["decay"] = decay = config.optim.weight_decay
+    name = f"{model.replace('/', '-')}.{100 * part:g}"
+    return StudyRun(f"{data}.{name}.decay-{decay:g}" if data else name, config, labels)
 
 
-def _paper_run(name: str, part: float) -> StudyRun:
+def _small(family: str, model: ModelConfig, data: str, part: float, decay: float) -> TrainConfig:
+    """Learns all classes, measured by its own test: few-shot accuracy has several times its spread."""
+    images = {"name": data, "classes": None, "train_split": "train", "eval_split": "val", "subset_fraction": part}
+    optim = {"lr": SMALL_RATES[family], "weight_decay": decay}
+    return pretraining(model, SMALL_STEPS[part], data=images, fewshot=None, optim=optim)
+
+
+def _paper(row: str, changes: dict[str, Any], part: float) -> TrainConfig:
     """A model of Fig. 4 as Table 3 trains it; every part gets the steps of 7 epochs of the whole.
 
     Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs
     are the three functions of `recipes.pretrain`.
     """
-    family, size, row, changes = PAPER_MODELS[name]
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
-    config = jft(row, **changes)
-    config = changed(config, epochs=None, steps=steps, eval_every=steps // 20, data={"subset_fraction": part})
-    run_name = f"{name.replace('/', '-')}.{100 * part:g}"
-    return StudyRun(run_name, config, _labels(name, family, size, part, "", config.optim.weight_decay))
+    config = changed(jft(row, **changes), data={"subset_fraction": part})
+    return changed(config, epochs=None, steps=steps, eval_every=steps // 20)
 
 
-def _labels(model: str, family: str, size: str, part: float, data: str, decay: float) -> Labels:
-    labels = {"model": model, "family": family, "size": size, "part": part, "data": data}
-    return labels | {"run": PRETRAINING, "decay": decay}
-
-
-def _images(results: Results, data: str | float) -> dict[float, int]:
+def _images(results: Results, data: str) -> dict[float, int]:
     """Part of this data set -> number of images in it."""
     pretrained = results.study.where(run=PRETRAINING, data=data)
-    return {float(result.run.labels["part"]): result.examples for result in pretrained}
+    return {result.run.labels["part"]: result.examples for result in pretrained}
 
 
 def at_best_decay(results: Results) -> Results:
@@ -139,9 +138,8 @@ def at_best_decay(results: Results) -> Results:
 
 
 def _columns(results: Results) -> dict[str, Cell]:
-    columns: dict[str, Cell] = {"data": "data", "model": "model"}
-    columns["measured, %"] = lambda row: TITLES[str(row.labels["run"])]
-    return columns | {f"{100 * float(part):g} %": percent(early_stopped, part=part) for part in results.values("part")}
+    parts = {f"{100 * part:g} %": percent(early_stopped, part=part) for part in results.values("part")}
+    return {"data": "data", "model": "model", "measured, %": named("run", TITLES), **parts}
 
 
 def gain(ahead: Labels, behind: Labels) -> Callable[[Results], float]:
@@ -187,7 +185,7 @@ def _claims(results: Results) -> list[Claim]:
 
 def _charts(results: Results) -> list[Chart]:
     """Accuracy over images, of every data set, pre-trained and where this scale has it fine-tuned."""
-    return [_chart(str(runs.labels["run"]), str(runs.labels["data"])) for runs in results.groups("run", "data")]
+    return [_chart(runs.labels["run"], runs.labels["data"]) for runs in results.groups("run", "data")]
 
 
 def _chart(run: str, data: str) -> Chart:
@@ -195,7 +193,7 @@ def _chart(run: str, data: str) -> Chart:
         f"{data}, {TITLES[run]}" if data else TITLES[run].capitalize(),
         "accuracy",
         early_stopped,
-        x=lambda group: _images(group, data)[float(group.labels["part"])],
+        x=lambda group: _images(group, data)[group.labels["part"]],
         lines="model",
         where=lambda group: (group.labels["run"], group.labels["data"]) == (run, data),
         x_label="images learned from",

@@ -19,29 +19,31 @@ from vitlab.io import write_bytes
 from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
 from vitlab.runs.pretrain import pretrain
-from vitlab.studies.presets import changed
+from vitlab.studies.spec import changed
 from vitlab.studies.statistics import paired_difference
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_model
 
 TITLE = "What pre-training is worth"
-FINETUNING = (
-    "Pre-trained, then fine-tuned on 50 images of the digits 5 to 9 at twice the resolution",
-    "The encoder has learned from the digits 0 to 4 and is fine-tuned on classes that it has not seen, with a new head "
-    "that starts at zero and position embeddings interpolated from a grid of 4 x 4 to one of 8 x 8 patches (Sec. 3.2, "
-    "Table 4).",
-)
-SCRATCH = (
-    "From scratch on the same 50 images",
-    "The same model starts from random weights. It sees the same images for as many steps, with the optimizer of the "
-    "pre-training.",
-)
-PRETRAINING = (
-    "The pre-training on the digits 0 to 4",
-    "A small Vision Transformer learns from 720 images of 16 x 16 pixels. Each is cut into 16 patches of 4 x 4, "
-    "which the encoder processes as a sequence (Eq. 1-4).",
-)
-IMAGES_PER_CLASS = 10
+SECTIONS = {
+    "finetune": (
+        "Pre-trained, then fine-tuned on 50 images of the digits 5 to 9 at twice the resolution",
+        "The encoder has learned from the digits 0 to 4 and is fine-tuned on classes that it has not seen, with a new "
+        "head that starts at zero and position embeddings interpolated from a grid of 4 x 4 to one of 8 x 8 patches "
+        "(Sec. 3.2, Table 4).",
+    ),
+    "scratch": (
+        "From scratch on the same 50 images",
+        "The same model starts from random weights. It sees the same images for as many steps, with the optimizer of "
+        "the pre-training.",
+    ),
+    "pretrain": (
+        "The pre-training on the digits 0 to 4",
+        "A small Vision Transformer learns from 720 images of 16 x 16 pixels. Each is cut into 16 patches of 4 x 4, "
+        "which the encoder processes as a sequence (Eq. 1-4).",
+    ),
+}
+"""Run -> its title and explanation on the page."""
 STEPS = 100
 """Of fine-tuning and of the training from scratch."""
 
@@ -55,25 +57,20 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     out = Path(out)
-    first = changed(tiny.digits(), data={"classes": (0, 1, 2, 3, 4)}, model={"num_classes": 5}, seed=seed)
-    first = replace(first, epochs=100 / (3 * shrink))  # enough for five easy classes
-    few = {"classes": (5, 6, 7, 8, 9), "subset_fraction": 0.07}
-    second = changed(tiny.finetune_digits(), data=few, model={"num_classes": 5}, seed=seed)
-    second = replace(second, steps=STEPS // shrink)
+    easy, few = {"classes": (0, 1, 2, 3, 4)}, {"classes": (5, 6, 7, 8, 9), "subset_fraction": 0.07}
+    common, steps = {"model": {"num_classes": 5}, "seed": seed}, STEPS // shrink
+    first = changed(tiny.digits(), data=easy, epochs=100 / (3 * shrink), **common)  # enough for five easy classes
+    second = changed(tiny.finetune_digits(), data=few, steps=steps, **common)
     scratch = changed(first, data=few | {"pad": 4}, model={"image_size": 32}, optim={"warmup_steps": 20})
-    scratch = replace(scratch, epochs=None, steps=STEPS // shrink)
+    scratch = changed(scratch, epochs=None, steps=steps)
     pretrain(first, out / "pretrain")
     sweep_and_finetune(out / "pretrain", second, out / "finetune")
     pretrain(scratch, out / "scratch")
     result = _compare(out)
-    sections = [
-        _section(*FINETUNING, out / "finetune"),
-        _section(*SCRATCH, out / "scratch"),
-        _section(*PRETRAINING, out / "pretrain"),
-    ]
+    top, *others = (_section(*texts, out / name) for name, texts in SECTIONS.items())
+    runs = [replace(top, attention=None), *others]
     index = out / "index.html"
-    attention, sections[0] = sections[0].attention, replace(sections[0], attention=None)
-    text = page("demo.html.j2", TITLE, result["sentence"], attention=attention, runs=sections)
+    text = page("demo.html.j2", TITLE, result["sentence"], attention=top.attention, runs=runs)
     write_bytes(index, text.encode())
     result |= {"page": str(index.resolve())}
     write_json(out / "result.json", result)

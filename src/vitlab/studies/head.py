@@ -3,8 +3,8 @@
 import numpy as np
 
 from vitlab.panels import Panel, Series
-from vitlab.studies.presets import FEWSHOT, MEASURED, Models, changed, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Labels, Metric, Results, Scale, Study, StudyRun, difference
+from vitlab.studies.presets import FEWSHOT, MEASURED, Models, comparison, transfer, transfer_and_accuracy, vit
+from vitlab.studies.spec import Claim, Labels, Metric, Results, Scale, Study, StudyRun, changed, difference, named
 
 KINDS = {"token": "class token", "gap": "GAP", "gap-linear": "GAP, linear head"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
@@ -41,7 +41,7 @@ def variants(scale: Scale) -> list[StudyRun]:
     ]
 
 
-def _best(results: Results, metric: Metric, kind: str | float) -> Labels:
+def _best(results: Results, metric: Metric, kind: str) -> Labels:
     """Labels of the kind at its best rate."""
     return {"kind": kind, "rate": results.study.best("rate", metric, kind=kind)}
 
@@ -74,7 +74,7 @@ def _curve(group: Results) -> Series:
     curves = [{record["step"]: record[FEWSHOT] for record in run.records if FEWSHOT in record} for run in group]
     steps = sorted(set.intersection(*map(set, curves)))
     means = [float(np.mean([values[step] for values in curves])) for step in steps]
-    return Series(f"{KINDS[str(group.labels['kind'])]}, {group.labels['rate']:g}", steps, means)
+    return Series(f"{KINDS[group.labels['kind']]}, {group.labels['rate']:g}", steps, means)
 
 
 HEAD = Study(
@@ -87,7 +87,7 @@ HEAD = Study(
     "has the highest mean over seeds of the compared metric; no images are held out for it.",
     rows=("kind", "rate"),
     columns={
-        "head": lambda row: KINDS[str(row.labels["kind"])],
+        "head": named("kind", KINDS),
         "learning rate": "rate",
         **MEASURED,
         "": lambda row: "best" if row.labels == _best(row, transfer, row.labels["kind"]) else "",

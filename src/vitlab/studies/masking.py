@@ -3,8 +3,8 @@
 from vitlab.config import FinetuneConfig, MaskingConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain, tiny
-from vitlab.studies.presets import changed, finetuning
-from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import finetuning
+from vitlab.studies.spec import Chart, Claim, Results, Scale, Study, StudyRun, changed, difference, percent
 
 VARIANTS = {
     "mean-color-50": MaskingConfig(target="mean-color", share=0.5),
@@ -82,7 +82,7 @@ def _small() -> tuple[TrainConfig, FinetuneConfig]:
     return pretrained, after
 
 
-def _finetuned(variant: str | float) -> dict[str, str | float]:
+def _finetuned(variant: str) -> dict[str, str]:
     return {"run": FINETUNED, "variant": variant}
 
 
@@ -129,9 +129,9 @@ MASKING = Study(
     "out: it would see the labels that fine-tuning must not.",
     rows=("variant",),
     columns={
-        "pre-training": lambda row: STARTS[str(row.labels["variant"])][0],
+        "pre-training": lambda row: STARTS[row.labels["variant"]][0],
         "accuracy, %": percent("accuracy", run=FINETUNED),
-        "paper: ImageNet, %": lambda row: STARTS[str(row.labels["variant"])][1],
+        "paper: ImageNet, %": lambda row: STARTS[row.labels["variant"]][1],
     },
     claims=_claims,
     charts=(

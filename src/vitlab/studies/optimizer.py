@@ -1,11 +1,13 @@
 """Table 7, App. D.1: do ResNets learn better with Adam than with SGD, which they are usually trained with?"""
 
+from typing import Any
+
 import numpy as np
 
 from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import MEASURED, changed, jft, pretraining, resnet, transfer
-from vitlab.studies.spec import HELD_OUT, Chart, Claim, Labels, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import MEASURED, jft, pretraining, resnet, transfer
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Results, Scale, Study, StudyRun, changed, difference, percent
 
 TABLE7 = {
     ("R50x1", "adam"): (77.54, 97.67, 86.07, 91.11, 94.26),
@@ -15,7 +17,7 @@ TABLE7 = {
 }
 """(model, optimizer) -> accuracy in percent on ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, after JFT-300M."""
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
-MODELS = {"small": resnet(28, (1, 1)), "large": resnet(28, (2, 2))}
+MODELS = {"small": resnet(1, 1), "large": resnet(2, 2)}
 ADAM_RATES = (2e-3, 4e-3, 8e-3)
 BIT_RATES = (8.0, 16.0, 32.0)
 """Rates of SGD relative to BiT's, which is meant for runs of 40 epochs and more: short runs need a larger one."""
@@ -66,7 +68,7 @@ def variants(scale: Scale) -> list[StudyRun]:
     ]
 
 
-def at_best_rate(results: Results, model: str | float, optimizer: str | float) -> Labels:
+def at_best_rate(results: Results, model: str, optimizer: str) -> dict[str, Any]:
     """Labels of the rate with the best held-out accuracy, in the mean over seeds."""
     labels = {"model": model, "optimizer": optimizer}
     return labels | {"rate": results.study.best("rate", HELD_OUT, **labels)}
@@ -76,12 +78,12 @@ def _is_best(group: Results) -> bool:
     return group.labels == at_best_rate(group, group.labels["model"], group.labels["optimizer"])
 
 
-def _average(model: str | float, optimizer: str | float) -> float:
+def _average(model: str, optimizer: str) -> float:
     """Mean of the row of Table 7 that a model stands for."""
-    return float(np.mean(TABLE7[STANDS_FOR.get(str(model), str(model)), str(optimizer)])) / 100
+    return float(np.mean(TABLE7[STANDS_FOR.get(model, model), optimizer])) / 100
 
 
-def _printed(model: str | float, optimizer: str | float) -> str:
+def _printed(model: str, optimizer: str) -> str:
     return f"{100 * _average(model, optimizer):.2f}"
 
 
@@ -90,7 +92,7 @@ def _claims(results: Results) -> list[Claim]:
         Claim(
             f"The {model} ResNet transfers better after Adam than after SGD.",
             f"{_printed(model, 'adam')} against {_printed(model, 'sgd')}, the average of five data sets with "
-            f"{STANDS_FOR.get(str(model), model)} (Table 7)",
+            f"{STANDS_FOR.get(model, model)} (Table 7)",
             difference(transfer, at_best_rate(results, model, "adam"), at_best_rate(results, model, "sgd")),
             relevant=min(Claim.relevant, _average(model, "adam") - _average(model, "sgd")),
         )

@@ -6,7 +6,7 @@ Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for
 import numpy as np
 
 from vitlab.studies.presets import MEASURED, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Scale, Study, StudyRun, difference
+from vitlab.studies.spec import Claim, Scale, Study, StudyRun, difference, named
 
 TABLE8 = {
     ("none", "stem"): 0.61382,
@@ -37,12 +37,12 @@ def variants(scale: Scale) -> list[StudyRun]:
     ]
 
 
-def _labels(kind: str, at: str) -> dict[str, str | float]:
+def _labels(kind: str, at: str) -> dict[str, str]:
     family = kind if kind in ("none", "relative") else "absolute"
     return {"kind": kind, "at": at, "family": family, "any": "no" if kind == "none" else "yes"}
 
 
-def _printed(**labels: str | float) -> float:
+def _printed(**labels: str) -> float:
     """Mean of the cells of Table 8 that have these labels."""
     return float(np.mean([value for cell, value in TABLE8.items() if labels.items() <= _labels(*cell).items()]))
 
@@ -52,8 +52,7 @@ def _equal(text: str, one: dict[str, str], other: dict[str, str]) -> Claim:
     return Claim(f"In transfer, {text}", paper, difference(transfer, one, other), expected="equal", relevant=EQUAL)
 
 
-WITH, WITHOUT = {"any": "yes"}, {"any": "no"}
-ABSOLUTE = {"family": "absolute"}
+WITH, WITHOUT, ABSOLUTE = {"any": "yes"}, {"any": "no"}, {"family": "absolute"}
 STEM = ABSOLUTE | {"at": "stem"}
 POSITIONS = Study(
     name="positions",
@@ -64,8 +63,8 @@ POSITIONS = Study(
     summary="A ViT with the position embeddings of Table 8. All start at the standard deviation of 1-D ones.",
     rows=("kind", "at"),
     columns={
-        "position embedding": lambda row: KINDS[str(row.labels["kind"])],
-        "where": lambda row: "" if row.labels["kind"] == "none" else ENTRIES[str(row.labels["at"])],
+        "position embedding": named("kind", KINDS),
+        "where": lambda row: "" if row.labels["kind"] == "none" else ENTRIES[row.labels["at"]],
         "paper: 5-shot on ImageNet, %": lambda row: f"{100 * _printed(**row.labels):.1f}",
         **MEASURED,
     },

@@ -5,13 +5,13 @@ They learn from Fashion-MNIST at 28 pixels; most pre-train on half of the classe
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain, tiny
-from vitlab.studies.spec import Chart, Result, Scale, percent
+from vitlab.studies.spec import Chart, Result, Scale, changed, percent
 
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
 """Classes of pre-training and of transfer. In the halves tried (one seed), few-shot accuracy rises with the length of
@@ -32,7 +32,6 @@ L2 = 1.0
 Deviation: Google's is 2^10. Features of 48 numbers, not 768, have a norm of about 5; Google's penalty would leave
 little more than the class means of least squares.
 """
-Config = TypeVar("Config")
 Models = Mapping[Scale, tuple[ModelConfig, int] | str]
 """Scale -> a small model and its steps; at the paper's scale the name of Table 3's row."""
 
@@ -48,28 +47,19 @@ MEASURED = {"5-shot, %": percent(FEWSHOT), "transfer, %": percent(transfer), "ac
 """The columns of a table about transfer."""
 
 
-def changed(config: Config, **changes: Any) -> Config:
-    """The config with these settings; a dict changes settings of a section."""
-    values = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
-    return replace(config, **values)  # pyright: ignore[reportArgumentType]
-
-
-def vit(
-    side: int, patch_size: int, width: int, depth: int, heads: int = 4, mlp_ratio: int = 2, **more: Any
-) -> ViTConfig:
+def vit(side: int, patch_size: int, width: int, depth: int, **more: Any) -> ViTConfig:
     """A small ViT as in `recipes/tiny.py`, for as many classes as are learned."""
-    more = {"head_std": 0.1, "num_classes": len(LEARNED)} | more
-    return tiny.vit(side, patch_size, width, depth, heads=heads, mlp_dim=mlp_ratio * width, **more)
+    return tiny.vit(side, patch_size, width, depth, **({"head_std": 0.1, "num_classes": len(LEARNED)} | more))
 
 
-def resnet(side: int, layers: tuple[int, ...], width: int = 32) -> ResNetConfig:
-    """A small ResNet with this many units in each stage; `width` is the root's."""
-    return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=body(layers, width))
+def resnet(*layers: int, num_classes: int = len(LEARNED)) -> ResNetConfig:
+    """A small ResNet for 28 pixels with this many units in each stage."""
+    return ResNetConfig(image_size=28, num_classes=num_classes, body=body(*layers))
 
 
-def body(layers: tuple[int, ...], width: int = 32) -> ResNetBody:
+def body(*layers: int) -> ResNetBody:
     """Convolutions of a small ResNet or hybrid. With a width of 32, BiT's 32 groups would have one channel each."""
-    return ResNetBody(layers, width=width, version="v2", min_group_size=16)
+    return ResNetBody(layers, width=32, version="v2", min_group_size=16)
 
 
 def _data(classes: tuple[int, ...], pad: int) -> DataConfig:

@@ -4,8 +4,8 @@ from typing import Any
 
 from vitlab.config import TrainConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.presets import changed, pretraining, vit
-from vitlab.studies.spec import HELD_OUT, Chart, Claim, Results, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import pretraining, vit
+from vitlab.studies.spec import HELD_OUT, Chart, Claim, Results, Scale, Study, StudyRun, changed, difference, percent
 
 PLAIN, ALL = "none", "all three"
 PAPER = {
@@ -58,7 +58,7 @@ def _small(part: float) -> TrainConfig:
     return pretraining(vit(28, 7, 64, 4, num_classes=10), 3000, data=images, fewshot=None)
 
 
-def tuned(results: Results, amount: str | float, *, plain: bool) -> str | float:
+def tuned(results: Results, amount: str, *, plain: bool) -> str:
     """The setting with the best accuracy on held-out images, in the mean over seeds.
 
     plain: also consider no regularizer; chosen with little data, it would gain 0 over itself in every seed.

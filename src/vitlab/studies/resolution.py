@@ -3,8 +3,8 @@
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.presets import changed, finetuning, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, difference, percent
+from vitlab.studies.presets import finetuning, pretraining, vit
+from vitlab.studies.spec import Chart, Claim, Scale, Study, StudyRun, changed, difference, percent
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""

@@ -28,9 +28,8 @@ from vitlab.io import lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.runs.pretrain import pretrain
 from vitlab.settings import from_dict
-from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, Study, StudyRun, digest
+from vitlab.studies.spec import HELD_OUT, Result, Results, Scale, Study, StudyRun, changed, digest
 from vitlab.train.clock import Clock
 from vitlab.train.precision import choose_device
 from vitlab.train.stopping import NonFiniteError, StoppedError, stop_signals

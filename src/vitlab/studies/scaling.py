@@ -20,6 +20,7 @@ COMPUTE = "pre-training exaFLOPs"
 """The label of the x axis."""
 CURVE_POINTS = 50
 """Number of points of a drawn power law."""
+TESTS = ("ImageNet", "ReaL", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 
 
 def family(model: ModelConfig) -> str:
@@ -30,17 +31,14 @@ def family(model: ModelConfig) -> str:
 
 
 class PaperRun(NamedTuple):
-    """A row of Table 6: accuracies in percent after fine-tuning, and what the pre-training on JFT-300M took."""
+    """A row of Table 6."""
 
     model: str
     epochs: int
-    imagenet: float
-    real: float
-    cifar10: float
-    cifar100: float
-    pets: float
-    flowers: float
+    accuracies: tuple[float, ...]
+    """In percent after fine-tuning on each of TESTS."""
     exaflops: int
+    """Of the pre-training on JFT-300M."""
 
     @property
     def family(self) -> str:
@@ -49,28 +47,28 @@ class PaperRun(NamedTuple):
     @property
     def average(self) -> float:
         """Fig. 5's Average-5: all but ReaL, whose images are ImageNet's."""
-        return (self.imagenet + self.cifar10 + self.cifar100 + self.pets + self.flowers) / 5
+        return sum(value for test, value in zip(TESTS, self.accuracies, strict=True) if test != "ReaL") / 5
 
 
 TABLE6 = (
-    PaperRun("ViT-B/32", 7, 80.73, 86.27, 98.61, 90.49, 93.40, 99.27, 55),
-    PaperRun("ViT-B/16", 7, 84.15, 88.85, 99.00, 91.87, 95.80, 99.56, 224),
-    PaperRun("ViT-L/32", 7, 84.37, 88.28, 99.19, 92.52, 95.83, 99.45, 196),
-    PaperRun("ViT-L/16", 7, 86.30, 89.43, 99.38, 93.46, 96.81, 99.66, 783),
-    PaperRun("ViT-L/16", 14, 87.12, 89.99, 99.38, 94.04, 97.11, 99.56, 1567),
-    PaperRun("ViT-H/14", 14, 88.08, 90.36, 99.50, 94.71, 97.11, 99.71, 4262),
-    PaperRun("R50x1", 7, 77.54, 84.56, 97.67, 86.07, 91.11, 94.26, 50),
-    PaperRun("R50x2", 7, 82.12, 87.94, 98.29, 89.20, 93.43, 97.02, 199),
-    PaperRun("R101x1", 7, 80.67, 87.07, 98.48, 89.17, 94.08, 95.95, 96),
-    PaperRun("R152x1", 7, 81.88, 87.96, 98.82, 90.22, 94.17, 96.94, 141),
-    PaperRun("R152x2", 7, 84.97, 89.69, 99.06, 92.05, 95.37, 98.62, 563),
-    PaperRun("R152x2", 14, 85.56, 89.89, 99.24, 91.92, 95.75, 98.75, 1126),
-    PaperRun("R200x3", 14, 87.22, 90.15, 99.34, 93.53, 96.32, 99.04, 3306),
-    PaperRun("R50+ViT-B/32", 7, 84.90, 89.15, 99.01, 92.24, 95.75, 99.46, 106),
-    PaperRun("R50+ViT-B/16", 7, 85.58, 89.65, 99.14, 92.63, 96.65, 99.40, 274),
-    PaperRun("R50+ViT-L/32", 7, 85.68, 89.04, 99.24, 92.93, 96.97, 99.43, 246),
-    PaperRun("R50+ViT-L/16", 7, 86.60, 89.72, 99.18, 93.64, 97.03, 99.40, 859),
-    PaperRun("R50+ViT-L/16", 14, 87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
+    PaperRun("ViT-B/32", 7, (80.73, 86.27, 98.61, 90.49, 93.40, 99.27), 55),
+    PaperRun("ViT-B/16", 7, (84.15, 88.85, 99.00, 91.87, 95.80, 99.56), 224),
+    PaperRun("ViT-L/32", 7, (84.37, 88.28, 99.19, 92.52, 95.83, 99.45), 196),
+    PaperRun("ViT-L/16", 7, (86.30, 89.43, 99.38, 93.46, 96.81, 99.66), 783),
+    PaperRun("ViT-L/16", 14, (87.12, 89.99, 99.38, 94.04, 97.11, 99.56), 1567),
+    PaperRun("ViT-H/14", 14, (88.08, 90.36, 99.50, 94.71, 97.11, 99.71), 4262),
+    PaperRun("R50x1", 7, (77.54, 84.56, 97.67, 86.07, 91.11, 94.26), 50),
+    PaperRun("R50x2", 7, (82.12, 87.94, 98.29, 89.20, 93.43, 97.02), 199),
+    PaperRun("R101x1", 7, (80.67, 87.07, 98.48, 89.17, 94.08, 95.95), 96),
+    PaperRun("R152x1", 7, (81.88, 87.96, 98.82, 90.22, 94.17, 96.94), 141),
+    PaperRun("R152x2", 7, (84.97, 89.69, 99.06, 92.05, 95.37, 98.62), 563),
+    PaperRun("R152x2", 14, (85.56, 89.89, 99.24, 91.92, 95.75, 98.75), 1126),
+    PaperRun("R200x3", 14, (87.22, 90.15, 99.34, 93.53, 96.32, 99.04), 3306),
+    PaperRun("R50+ViT-B/32", 7, (84.90, 89.15, 99.01, 92.24, 95.75, 99.46), 106),
+    PaperRun("R50+ViT-B/16", 7, (85.58, 89.65, 99.14, 92.63, 96.65, 99.40), 274),
+    PaperRun("R50+ViT-L/32", 7, (85.68, 89.04, 99.24, 92.93, 96.97, 99.43), 246),
+    PaperRun("R50+ViT-L/16", 7, (86.60, 89.72, 99.18, 93.64, 97.03, 99.40), 859),
+    PaperRun("R50+ViT-L/16", 14, (87.12, 89.76, 99.31, 93.89, 97.36, 99.11), 1668),
 )
 
 # ViTs and hybrids have 16 or 49 tokens, where /32 and /16 of 224 pixels have 49 and 196.
@@ -79,11 +77,11 @@ MODELS: dict[str, ModelConfig] = {
     "ViT-2x48-7": vit(28, 7, 48, 2),
     "ViT-3x64-7": vit(28, 7, 64, 3),
     "ViT-6x96-7": vit(28, 7, 96, 6),
-    "hybrid-2x48": vit(32, 2, 48, 2, stem=body(())),
-    "hybrid-3x64": vit(28, 1, 64, 3, stem=body((1,))),
-    "ResNet-1": resnet(28, (1,)),
-    "ResNet-1-1": resnet(28, (1, 1)),
-    "ResNet-2-2": resnet(28, (2, 2)),
+    "hybrid-2x48": vit(32, 2, 48, 2, stem=body()),
+    "hybrid-3x64": vit(28, 1, 64, 3, stem=body(1)),
+    "ResNet-1": resnet(1),
+    "ResNet-1-1": resnet(1, 1),
+    "ResNet-2-2": resnet(2, 2),
 }
 STEPS = (250, 750, 2250)
 
@@ -189,15 +187,22 @@ VIT, HYBRID, RESNET = map(front, PRINTED.values())
 """The Pareto fronts of Table 6."""
 
 
-def paper_panel() -> Panel:
-    """Fig. 5, left: Average-5 of Table 6, with the names of the models with least and most compute."""
+def paper_panel(test: str | None = None) -> Panel:
+    """Fig. 5: accuracy on one of TESTS over compute in Table 6.
+
+    By default (left) Average-5, with the names of the models with least and most compute.
+    """
     series = []
-    for kind, runs in PRINTED.items():
-        names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in TABLE6 if run.family == kind]
-        ends = (min(runs), max(runs))
-        notes = [name if run in ends else "" for name, run in zip(names, runs, strict=True)]
-        series.append(Series(kind, *zip(*runs, strict=True), notes=notes))
-    return Panel("The paper (Table 6)", COMPUTE, "average of five data sets", series, log_x=True, front=True)
+    for kind, points in PRINTED.items():
+        runs = [run for run in TABLE6 if run.family == kind]
+        values = [run.average if test is None else run.accuracies[TESTS.index(test)] for run in runs]
+        ends = [] if test else (min(points), max(points))
+        names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in runs]
+        notes = [name if point in ends else "" for name, point in zip(names, points, strict=True)]
+        computes = [compute for compute, _ in points]
+        series.append(Series(kind, computes, [value / 100 for value in values], notes=notes))
+    y_label = f"{test} accuracy" if test else "average of five data sets"
+    return Panel("The paper (Table 6)", COMPUTE, y_label, series, log_x=True, front=True)
 
 
 def fit_power_law(runs: Points) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitlab.studies.presets import MEASURED, Models, comparison, transfer, transfer_and_accuracy, vit
-from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference
+from vitlab.studies.spec import Claim, Results, Scale, Study, StudyRun, difference, named
 
 DIMENSIONS = {
     "depth": "depth",
@@ -48,8 +48,8 @@ def variants(scale: Scale) -> list[StudyRun]:
     runs, (base,) = [], SHAPES[scale]["base"]
     for dimension, values in SHAPES[scale].items():
         for value in values:
-            changes = {dimension: value} if dimension in SETTINGS else dict(zip(SETTINGS, value, strict=True))
-            sizes = dict(zip(SETTINGS, base, strict=True)) | changes
+            sizes = dict(zip(SETTINGS, base if dimension in SETTINGS else value, strict=True))
+            sizes |= {dimension: value} if dimension in SETTINGS else {}
             settings = {setting: sizes[name] for name, setting in SETTINGS.items()}
             config = comparison(scale, MODELS, heads=sizes["width"] // HEAD_WIDTH[scale], **settings)
             shape = "L{depth}-D{width}-M{mlp}-P{patch}".format(**sizes)
@@ -65,7 +65,7 @@ def compute(group: Results) -> float:
 
 def _lines(group: Results) -> list[str]:
     """The base belongs to every line."""
-    dimension = str(group.labels["dimension"])
+    dimension = group.labels["dimension"]
     return list(DIMENSIONS.values()) if dimension == "base" else [DIMENSIONS[dimension]]
 
 
@@ -101,7 +101,7 @@ SHAPE = Study(
     "relative to the base's. The paper does not print which values it tried.",
     rows=("dimension", "shape"),
     columns={
-        "varied": lambda row: DIMENSIONS.get(str(row.labels["dimension"]), "the base"),
+        "varied": named("dimension", DIMENSIONS | {"base": "the base"}),
         "shape": "shape",
         "compute": lambda row: f"{compute(row):.2f}",
         **MEASURED,

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -27,7 +27,15 @@ seed on digits, which are installed: they show that everything works and decide 
 DIGITS = "digits"
 SHORTER = 20
 """Steps of a run at `small` for one at `tiny`."""
-Labels = Mapping[str, str | float]
+Labels = Mapping[str, Any]
+"""Strings and numbers by name."""
+Config = TypeVar("Config")
+
+
+def changed(config: Config, **changes: Any) -> Config:
+    """The config with these settings; a dict changes settings of a section."""
+    values = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
+    return dataclasses.replace(config, **values)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,9 @@ class StudyRun:
 
     def with_seed(self, seed: int) -> "StudyRun":
         """The run of this seed, which also draws the images of a part; it starts from the run of the same seed."""
+        part = {} if self.config.data.subset_fraction is None else {"subset_seed": seed}
         init_from = self.init_from and f"{self.init_from}.seed-{seed}"
-        data = self.config.data
-        if data.subset_fraction is not None:
-            data = dataclasses.replace(data, subset_seed=seed)
-        config = dataclasses.replace(self.config, data=data, seed=seed)
-        return StudyRun(f"{self.name}.seed-{seed}", config, self.labels, init_from)
+        return StudyRun(f"{self.name}.seed-{seed}", changed(self.config, data=part, seed=seed), self.labels, init_from)
 
 
 def digest(run: StudyRun, runs: Mapping[str, StudyRun]) -> str:
@@ -77,9 +82,6 @@ def updates(config: TrainConfig, examples: int) -> int:
     return config.refit * config.runs * steps + sweep
 
 
-# Results
-
-
 @dataclass(frozen=True)
 class Result:
     """A finished run."""
@@ -102,8 +104,6 @@ class Result:
 
 Metric = str | Callable[[Result], float]
 """A name in `Result.metrics`, or a function of a result."""
-
-
 HELD_OUT = "val_accuracy"
 """Metric: accuracy on the held-out images after the last step, of runs whose evaluation split is val."""
 
@@ -141,14 +141,14 @@ class Results:
         """The runs that meet the condition, possibly none."""
         return Results(tuple(filter(condition, self)), self.study)
 
-    def where(self, **labels: str | float) -> "Results":
+    def where(self, **labels: Any) -> "Results":
         """The runs with these labels (and any others); raises ValueError where there is none."""
         chosen = self.select(lambda result: labels.items() <= result.run.labels.items())
         if not chosen.runs:
             raise ValueError(f"no run has the labels {labels}.")
         return chosen
 
-    def values(self, label: str) -> list[str | float]:
+    def values(self, label: str) -> list[Any]:
         """The distinct values of a label, in the order of the runs."""
         return list(dict.fromkeys(result.run.labels[label] for result in self if label in result.run.labels))
 
@@ -157,26 +157,24 @@ class Results:
         groups: dict[tuple, list[Result]] = {}
         for result in self:
             labels = result.run.labels
-            if all(name in labels for name in names):
-                key = tuple(labels[name] for name in names) if names else tuple(labels.items())
-                groups.setdefault(key, []).append(result)
+            if labels.keys() >= set(names):
+                groups.setdefault(tuple((name, labels[name]) for name in names or labels), []).append(result)
         return [Results(tuple(runs), self.study) for runs in groups.values()]
 
-    def measure(self, metric: Metric, **labels: str | float) -> Float[np.ndarray, " n"]:
+    def measure(self, metric: Metric, **labels: Any) -> Float[np.ndarray, " n"]:
         """The metric of every run with these labels, ordered by seed."""
         runs = sorted(self.where(**labels), key=lambda result: result.run.config.seed)
         return np.array([float(metric(r) if callable(metric) else r.metrics[metric]) for r in runs])
 
-    def best(self, label: str, metric: Metric, **labels: str | float) -> str | float:
+    def best(self, label: str, metric: Metric, **labels: Any) -> Any:
         """The value of `label` with the highest mean of the metric, among the runs with these other labels."""
         runs = self.where(**labels)
         return max(runs.values(label), key=lambda value: runs.measure(metric, **{label: value}).mean())
 
     def over_seeds(self, measure: "Callable[[Results], float]") -> Difference:
         """Mean and interval of a difference that is measured on the runs of each seed."""
-        by_seed = [self.select(lambda result, seed=seed: result.run.config.seed == seed) for seed in self.seeds]
-        values = np.array([measure(runs) for runs in by_seed])
-        return paired_difference(values)
+        by_seed = (self.select(lambda result, seed=seed: result.run.config.seed == seed) for seed in self.seeds)
+        return paired_difference(np.array([measure(runs) for runs in by_seed]))
 
 
 def difference(
@@ -195,13 +193,11 @@ def difference(
     return measure
 
 
-# The report
-
 Cell = str | Callable[[Results], str]
 """A cell of a table: the name of a label, or a function of the row's results."""
 
 
-def percent(metric: Metric, **labels: str | float) -> Callable[[Results], str]:
+def percent(metric: Metric, **labels: Any) -> Callable[[Results], str]:
     """Cell: the metric in percent, of the runs of the row with these labels; empty where there are none."""
 
     def cell(row: Results) -> str:
@@ -209,6 +205,11 @@ def percent(metric: Metric, **labels: str | float) -> Callable[[Results], str]:
         return format_percent(runs.measure(metric)) if runs.runs else ""
 
     return cell
+
+
+def named(label: str, names: Mapping[Any, str]) -> Callable[[Results], str]:
+    """Cell: the name of the label's value."""
+    return lambda row: names[row.labels[label]]
 
 
 @dataclass(frozen=True)
@@ -286,20 +287,18 @@ def shortened(run: StudyRun, divisor: int) -> StudyRun:
     if divisor == 1:
         return run
     config = run.config
-    steps, epochs, eval_every = config.steps, config.epochs, config.eval_every
-    config = dataclasses.replace(
-        config,
-        optim=dataclasses.replace(config.optim, warmup_steps=config.optim.warmup_steps // divisor),
-        steps=steps and max(2, steps // divisor),
-        epochs=epochs and epochs / divisor,
-        eval_every=eval_every and max(1, eval_every // divisor),
-    )
-    return dataclasses.replace(run, config=config)
+    lengths = {
+        "optim": {"warmup_steps": config.optim.warmup_steps // divisor},
+        "steps": config.steps and max(2, config.steps // divisor),
+        "epochs": config.epochs and config.epochs / divisor,
+        "eval_every": config.eval_every and max(1, config.eval_every // divisor),
+    }
+    return dataclasses.replace(run, config=changed(config, **lengths))
 
 
 def on_digits(run: StudyRun) -> StudyRun:
     """The run on digits, with a twentieth of its steps or epochs."""
-    config, dataset = shortened(run, SHORTER).config, run.config.data.name
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, name=DIGITS))
+    dataset = run.config.data.name
+    config = changed(shortened(run, SHORTER).config, data={"name": DIGITS})
     labels = {key: DIGITS if value == dataset else value for key, value in run.labels.items()}
     return dataclasses.replace(run, name=run.name.replace(dataset, DIGITS), config=config, labels=labels)

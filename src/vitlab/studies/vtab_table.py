@@ -3,7 +3,7 @@
 A mean is the plain one over the tasks, all 19 or a group's; there is none while a task is missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,7 @@ def _mean(result: Mapping[str, Any], group: str) -> float | None:
 
 def draw(result: Mapping[str, Any], name: str, path: Path) -> None:
     """Writes Fig. 2 of the test splits as a PNG, once a group is complete."""
-    panel = figure2(result, name) if result["scored_on"] == "test" else None
-    if panel is not None:
+    if result["scored_on"] == "test" and (panel := figure2(result, name)) is not None:
         write_bytes(path, figures.png(plots.panels([panel])))
 
 
@@ -83,10 +82,16 @@ def figure2(result: Mapping[str, Any], name: str) -> Panel | None:
 
     None where no group is complete.
     """
-    groups = [group for group in ("all 19", *GROUPS) if _mean(result, group) is not None]
-    if not groups:
+    means = {group: mean for group in ("all 19", *GROUPS) if (mean := _mean(result, group)) is not None}
+    if not means:
         return None
-    lines = {name: [100 * mean for group in groups if (mean := _mean(result, group)) is not None]}
-    lines |= {f"{model} (Table 9)": [printed_mean(i, group) for group in groups] for i, model in enumerate(PAPER)}
-    series = [Series(line, range(len(groups)), [value / 100 for value in values]) for line, values in lines.items()]
-    return Panel("VTAB-1k", "", "mean accuracy", series, ticks=groups)
+    ours = Series(name, range(len(means)), list(means.values()))
+    return Panel("VTAB-1k", "", "mean accuracy", [ours, *printed_series(means, " (Table 9)")], ticks=list(means))
+
+
+def printed_series(groups: Collection[str], suffix: str = "") -> list[Series]:
+    """The means of these groups for each model of PAPER."""
+    return [
+        Series(f"{model}{suffix}", range(len(groups)), [printed_mean(i, group) / 100 for group in groups])
+        for i, model in enumerate(PAPER)
+    ]
