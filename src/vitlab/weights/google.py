@@ -28,7 +28,15 @@ from vitlab.weights.google_layout import (
     to_google,
     to_ours,
 )
-from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
+from vitlab.weights.layout import (
+    as_size,
+    check_arrays,
+    check_supported,
+    count_units,
+    cpu_state,
+    read_state,
+    require_shape,
+)
 
 PREFIXES = ("opt/target/", "params/", "img/")
 """Prefixes, one after another. Where names have one, arrays without it (optimizer state, another tower) are ignored."""
@@ -158,7 +166,7 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         grid, class_rows = (max(224 // stride, 1),) * 2, 0
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
-        image_size=grid[0] * stride if grid[0] == grid[1] else (grid[0] * stride, grid[1] * stride),
+        image_size=as_size(grid[0] * stride, grid[1] * stride),
         in_chans=3 if stem else channels,
         patch_size=patch,
         width=width,
@@ -183,13 +191,10 @@ def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
 def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
     """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
     `given` one if that fits, otherwise a square."""
-    for class_rows in options:
-        if given is not None and math.prod(given) == rows - class_rows:
-            return given, class_rows
-    for class_rows in options:
-        side = math.isqrt(max(rows - class_rows, 0))
-        if side and side**2 == rows - class_rows:
-            return (side, side), class_rows
+    squares = [((math.isqrt(max(rows - class_rows, 0)),) * 2, class_rows) for class_rows in options]
+    for grid, class_rows in [*((given, class_rows) for class_rows in options if given), *squares]:
+        if 0 < math.prod(grid) == rows - class_rows:
+            return grid, class_rows
     raise UserError(
         f"the position table has {rows} rows, which form no square; give the size of its images, image_size=(height, "
         f"width) (`--image-size` of convert)."

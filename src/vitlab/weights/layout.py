@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody
+from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import all_settings
 from vitlab.models.vit import Model, ViT, build_model
 
@@ -114,6 +115,11 @@ def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int
             f"required. The file has {first_ten(sorted(arrays)) or 'no arrays'}."
         )
     return tuple(arrays[name].shape)
+
+
+def as_size(height: int, width: int) -> ImageSize:
+    """The inverse of `pair`: one number for a square."""
+    return height if height == width else (height, width)
 
 
 def check_sizes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
