@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The model's arrays by name, without a prefix. Raises UserError for a corrupt file and for other types."""
     try:
         with reading_npz(path) as archive:
-            prefix = _find_prefix(list(archive))
+            prefix = ""  # `params/img/` in a file with `params/img/cls` and `params/txt/embedding`
+            for part in PREFIXES:
+                prefix += part if any(name.startswith(prefix + part) for name in archive) else ""
             if prefix.endswith("img/"):
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
@@ -102,15 +104,6 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             f"which are never loaded; get the file again."
         ) from error
     return {name: _to_torch(path, name, array) for name, array in arrays.items()}
-
-
-def _find_prefix(names: Collection[str]) -> str:
-    """The prefix of the model's arrays: `params/img/` in a file with `params/img/cls` and `params/txt/embedding`."""
-    prefix = ""
-    for part in PREFIXES:
-        if any(name.startswith(prefix + part) for name in names):
-            prefix += part
-    return prefix
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:

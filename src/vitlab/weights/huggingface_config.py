@@ -48,17 +48,13 @@ def infer_config(family: Family, settings: dict[str, Any], arrays: Arrays, proce
     processor, which show the image size of a ResNet. Raises UserError for a model that computes something else."""
     if family.is_resnet:
         return _infer_resnet(settings, arrays, read_size(processor))
-    readout = _infer_readout(family, settings, arrays)
-    return _infer_vit(family, settings.get("vision_config", settings), arrays, readout)
-
-
-def _infer_readout(family: Family, settings: dict[str, Any], arrays: Arrays) -> Readout:
     if family.is_image_tower:
         lacks_pooling = family.body.pool == "map" and "head.probe" not in arrays  # as SigLIP's body may
         has_classifier = reads_mean(family, settings) or lacks_pooling
     else:
         has_classifier = _find_head(arrays) is not None
-    return family.classifier if has_classifier else family.body
+    readout = family.classifier if has_classifier else family.body
+    return _infer_vit(family, settings.get("vision_config", settings), arrays, readout)
 
 
 def _infer_vit(family: Family, settings: dict[str, Any], arrays: Arrays, readout: Readout) -> ViTConfig:

@@ -26,9 +26,11 @@ class Slot:
         return state[self.ours][slice(*self.rows)]
 
 
-_SHAPES = ("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes")
-_TRAINING = ("position_std", "patch_dropout", "dropout", "stochastic_depth", "head_bias", "head_std")
-FREE = frozenset((*_SHAPES, *_TRAINING, "position_interpolation", "dynamic_image_size"))
+FREE = {
+    *("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes"),
+    *("position_std", "patch_dropout", "dropout", "stochastic_depth", "head_bias", "head_std"),
+    *("position_interpolation", "dynamic_image_size"),
+}
 """Settings that the shapes of a file's arrays show, or that do not change what a trained model computes at its size."""
 Layout = dict[str, Slot]
 """Name in the file -> slot. The slots of one parameter follow each other in the order of its rows."""

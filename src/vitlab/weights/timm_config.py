@@ -149,6 +149,8 @@ def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
     check_sizes(args, {"depth": depth, "embed_dim": width, "patch_size": patch, "in_chans": in_chans})
     pool = _infer_pool(tensors, settings.pool, args)
     heads = _infer_heads(width, args)
+    eva_has_none = args.get("use_fc_norm") is False and args.get("use_post_transformer_norm") is False
+    has_no_norm = not args.get("final_norm", not eva_has_none)  # EVA has the two arguments instead
     variant = Variant(
         gelu=_infer_gelu(args),
         swiglu=hidden == 2 * mlp_dim,
@@ -156,7 +158,7 @@ def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
         attention_norm="blocks.0.attn.norm.weight" in tensors,
         mlp_norm="blocks.0.mlp.norm.weight" in tensors,
         pre_norm="norm_pre.weight" in tensors,
-        final_norm=_infer_final_norm(args, has_mean_norm=pool == "gap" and "fc_norm.weight" in tensors),
+        final_norm="none" if has_no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         layer_scale=args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
         registers=registers + (pool != "token" and "cls_token" in tensors),
         distilled="dist_token" in tensors,
@@ -282,13 +284,6 @@ def _infer_gelu(args: Args) -> Literal["tanh", "erf", "quick"]:
         allowed = ", ".join(map(repr, ACTIVATIONS))
         raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: {allowed}, and 'layernorm'.")
     return ACTIVATIONS[act]
-
-
-def _infer_final_norm(args: Args, has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
-    eva_has_none = args.get("use_fc_norm") is False and args.get("use_post_transformer_norm") is False
-    if not args.get("final_norm", not eva_has_none):  # EVA has these two arguments instead
-        return "none"
-    return "mean" if has_mean_norm else "tokens"
 
 
 def _infer_resnet(tensors: Tensors, settings: TimmConfig) -> ResNetConfig:
