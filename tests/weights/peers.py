@@ -72,7 +72,8 @@ def noisy(model: nn.Module) -> Any:
 VIT_ARGS: dict[str, Any] = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5}
 OBLONG = {**VIT_ARGS, "img_size": (16, 24), "num_classes": 5}
 HYBRID = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
-TIMM_BIT = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
+TIMM_BIT: dict[str, Any] = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
+TIMM_BIT |= {"pretrained_cfg_overlay": {"input_size": (3, 37, 64)}}
 
 
 def create_timm(name: str, **args: Any) -> Any:
@@ -113,16 +114,9 @@ def check_timm(ours: Model, theirs: Any) -> None:
 
 # --- Hugging Face ------------------------------------------------------------------------------------------------
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 24,
-    "patch_size": 8,
-    "num_labels": 7,
-}
-OLDER = {**SMALL, "intermediate_size": 48}
-DINOV2 = {**SMALL, "mlp_ratio": 2}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 24, "patch_size": 8}
+OLDER = {**SMALL, "num_labels": 7, "intermediate_size": 48}
+DINOV2 = {**SMALL, "num_labels": 7, "mlp_ratio": 2}
 BIT = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 7}
 BOTTLENECK = {**BIT, "layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
 
@@ -130,11 +124,7 @@ Case = tuple[str, dict[str, Any], dict[str, Any]]
 """Their class, its settings, and fields of our configuration."""
 CASES: dict[str, Case] = {
     "vit": ("ViTForImageClassification", OLDER, {"pool": "token", "layer_norm_eps": 1e-12, "gelu": "erf"}),
-    "vit tanh": (
-        "ViTForImageClassification",
-        {**OLDER, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
-        {"gelu": "tanh", "layer_norm_eps": 1e-3},
-    ),
+    "vit tanh": ("ViTForImageClassification", {**OLDER, "hidden_act": "gelu_new"}, {"gelu": "tanh"}),
     "vit oblong": ("ViTForImageClassification", {**OLDER, "image_size": [16, 32]}, {"image_size": (16, 32)}),
     "vit without biases": ("ViTForImageClassification", {**OLDER, "qkv_bias": False}, {}),
     "vit body": ("ViTModel", OLDER, {"num_classes": 0, "representation_size": None}),
@@ -144,41 +134,36 @@ CASES: dict[str, Case] = {
     "deit body, pooler": ("DeiTModel", OLDER, {"registers": 1, "representation_size": 32}),
     "dinov2": ("Dinov2ForImageClassification", DINOV2, {"pool": "token+gap", "layer_scale": 1.0}),
     "dinov2 body": ("Dinov2Model", DINOV2, {"pool": "token", "num_classes": 0, "layer_norm_eps": 1e-6}),
-    "dinov2, registers": (
-        "Dinov2WithRegistersForImageClassification",
-        {**DINOV2, "num_register_tokens": 3},
-        {"registers": 3, "pool": "token+gap"},
-    ),
+    "dinov2, registers": ("Dinov2WithRegistersForImageClassification", DINOV2, {"registers": 4, "pool": "token+gap"}),
     "bit": ("BitForImageClassification", BIT, {"num_classes": 7}),
     "bit bottleneck": ("BitForImageClassification", BOTTLENECK, {"num_classes": 7}),
     "bit body": ("BitModel", BIT, {"num_classes": 0}),
 }
 
 
-TOWER = {**OLDER, "num_hidden_layers": 2}
 TEXT = {**dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 8), "num_hidden_layers": 1}
-TOWERS: dict[str, Any] = {"vision_config": TOWER, "text_config": {**TEXT, "num_attention_heads": 1}}
-NEWER: dict[str, Case] = {
-    "clip": ("CLIPVisionModelWithProjection", {**TOWER, "projection_dim": 5}, {"num_classes": 5, "gelu": "quick"}),
-    "clip body": ("CLIPVisionModel", {**TOWER, "hidden_act": "gelu"}, {"num_classes": 0, "layer_norm_eps": 1e-5}),
+TOWERS: dict[str, Any] = {"vision_config": OLDER, "text_config": {**TEXT, "num_attention_heads": 1}}
+RESIZED: dict[str, Case] = {  # which are read at another size as well
+    "clip": ("CLIPVisionModelWithProjection", {**OLDER, "projection_dim": 5}, {"num_classes": 5, "gelu": "quick"}),
+    "clip body": ("CLIPVisionModel", {**OLDER, "hidden_act": "gelu"}, {"num_classes": 0, "layer_norm_eps": 1e-5}),
     "clip whole": ("CLIPModel", {**TOWERS, "projection_dim": 6}, {"num_classes": 6, "pre_norm": True}),
-    "clip classifier": ("CLIPForImageClassification", {"vision_config": TOWER}, {"pool": "gap", "final_norm": "none"}),
-    "siglip": ("SiglipVisionModel", TOWER, {"pool": "map", "gelu": "tanh", "num_classes": 0}),
+    "clip classifier": ("CLIPForImageClassification", {"vision_config": OLDER}, {"pool": "gap", "final_norm": "none"}),
+    "siglip": ("SiglipVisionModel", OLDER, {"pool": "map", "gelu": "tanh", "num_classes": 0}),
     "siglip whole": ("SiglipModel", TOWERS, {"pool": "map", "layer_norm_eps": 1e-6}),
-    "siglip classifier": ("SiglipForImageClassification", {"vision_config": TOWER, "num_labels": 3}, {"pool": "gap"}),
-    "clip of 27 pixels": ("CLIPVisionModel", {**TOWER, "image_size": 27}, {"image_size": 24}),
-    "siglip of 29 pixels": ("SiglipVisionModel", {**TOWER, "image_size": 29}, {"image_size": 24}),
-    "mae": ("ViTMAEModel", {**TOWER, "mask_ratio": 0.0}, {"pool": "token", "num_classes": 0}),
-    "msn": ("ViTMSNForImageClassification", TOWER, {"pool": "token", "layer_norm_eps": 1e-6}),
-    "ijepa": ("IJepaForImageClassification", TOWER, {"pool": "gap"}),
-    "dinov3": ("DINOv3ViTModel", {**TOWER, "num_register_tokens": 2}, {"rotary": Rotary(), "registers": 2}),
+    "siglip classifier": ("SiglipForImageClassification", {"vision_config": OLDER, "num_labels": 3}, {"pool": "gap"}),
+    "clip of 27 pixels": ("CLIPVisionModel", {**OLDER, "image_size": 27}, {"image_size": 24}),
+    "mae": ("ViTMAEModel", {**OLDER, "mask_ratio": 0.0}, {"pool": "token", "num_classes": 0}),
+    "msn": ("ViTMSNForImageClassification", OLDER, {"pool": "token", "layer_norm_eps": 1e-6}),
+    "ijepa": ("IJepaForImageClassification", OLDER, {"pool": "gap"}),
+    "dinov3": ("DINOv3ViTModel", {**OLDER, "num_register_tokens": 2}, {"rotary": Rotary(), "registers": 2}),
     "dinov3 gated": (
         "DINOv3ViTModel",
-        {**TOWER, "use_gated_mlp": True, "hidden_act": "silu", "rope_theta": 50.0, "image_size": 32},
+        {**OLDER, "use_gated_mlp": True, "hidden_act": "silu", "rope_theta": 50.0, "image_size": 32},
         {"swiglu": True, "rotary": Rotary(50.0)},
     ),
     "dinov2 gated": ("Dinov2Model", {**DINOV2, "use_swiglu_ffn": True}, {"swiglu": True}),
 }
+CASES |= RESIZED
 
 
 def randomize(model: nn.Module) -> Any:
@@ -189,7 +174,7 @@ def randomize(model: nn.Module) -> Any:
 
 
 def create_huggingface(case: str) -> Any:
-    name, settings, _ = (CASES | NEWER)[case]
+    name, settings, _ = CASES[case]
     cls, options = getattr(transformers, name), {"add_pooling_layer": False} if case == "vit body" else {}
     return randomize(cls(cls.config_class(**settings), **options))
 

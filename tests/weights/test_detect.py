@@ -40,16 +40,12 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
         assert load_metadata(tmp_path / path) == expected
 
 
-@pytest.mark.parametrize("name", ["empty", "array.npy"])
-def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
-    for load in (load_model, load_metadata):
-        with pytest.raises(UserError, match=f"nothing at .*{name}"):
-            load(tmp_path / name)
-    (tmp_path / name).write_bytes(b"")
-    if name == "array.npy":
-        np.save(tmp_path / name, np.zeros(3))
-    with pytest.raises(UserError, match=f"{name} is not a checkpoint"):
-        load_model(tmp_path / name)
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name, problem in (("absent", "nothing at"), ("empty", "not a checkpoint"), ("array.npy", "not a checkpoint")):
+        with pytest.raises(UserError, match=problem):
+            load_model(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.npz", "model.safetensors"])
@@ -83,10 +79,7 @@ def test_folders_of_something_else(tmp_path: Path) -> None:
         (files, "training that has not ended"),
         ({"metrics.jsonl": None, "config.json": '{"model_type": "vit"}'}, r"holds no model\.safetensors"),
         ({"pytorch_model.bin": ""}, r"`vitlab convert \S+/pytorch_model\.bin OUT`"),
-        (
-            dict.fromkeys(("checkpoint-1.pth.tar", "model_best.pth.tar", "optimizer.pt"), "12") | {"config.json": None},
-            r"`vitlab convert \S+/model_best\.pth\.tar OUT`",
-        ),
+        ({"a.pth": "12", "best.pth": "1", "optimizer.pt": "123", "config.json": None}, r"/best\.pth OUT`"),
     ):
         for name, text in changes.items():
             (tmp_path / name).unlink() if text is None else (tmp_path / name).write_text(text)
@@ -146,8 +139,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     [
         ("hub:google/vit-base-patch16-224", "google/vit-base-patch16-224", None),
         ("hub:a/b@refs/pr/1", "a/b", "refs/pr/1"),
-        ("timm:vit_base_patch16_224.augreg_in21k", "timm/vit_base_patch16_224.augreg_in21k", None),
-        ("timm:vit_tiny@main", "timm/vit_tiny", "main"),
+        ("timm:vit_tiny.a@main", "timm/vit_tiny.a", "main"),
     ],
 )
 def test_no_pickle_and_no_code_is_downloaded(
@@ -170,8 +162,8 @@ def test_no_pickle_and_no_code_is_downloaded(
     [
         *((spec, None, "is not a name on a hub") for spec in ("hub:vit", "hub:a/b/c", "timm:a/b")),
         ("timm:vit_x", errors.RepositoryNotFoundError("404\nRequest ID: 1", response=RESPONSE), "NotFoundError.*log"),
-        ("timm:vit_x", errors.HFValidationError("Repo id must be shorter"), "Repo id must be shorter"),
-        ("timm:vit_x", OSError(28, "No space left on device"), "No space left on device"),
+        ("timm:vit_x", errors.HFValidationError("id must be shorter"), "id must be shorter"),
+        ("timm:vit_x", OSError(28, "No space left"), "No space left"),
     ],
 )
 def test_errors_of_a_hub_say_what_to_do(spec: str, response: Any, message: str, hub: SimpleNamespace) -> None:

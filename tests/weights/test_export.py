@@ -27,21 +27,24 @@ from vitlab.weights.export import SUFFIX, export_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
-SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
+
+def vit(**settings: Any) -> ViTConfig:
+    sizes = {"image_size": 16, "patch_size": 8, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
+    return override(ViTConfig(), **{**sizes, "num_classes": 5, **settings})
+
+
 TWO_STAGES = ResNetBody(layers=(1, 1), width=32, version="v2")
 KINDS: dict[str, ModelConfig] = {
-    "vit": override(ViTConfig(), **SMALL, num_classes=5),
-    "tall": override(ViTConfig(), **{**SMALL, "image_size": (16, 24)}, num_classes=5, pool="gap", position="sincos2d"),
-    "map": override(ViTConfig(), **SMALL, num_classes=5, pool="map", representation_size=6),
-    "relative": override(ViTConfig(), **SMALL, num_classes=5, position="relative", position_at="shared"),
-    "modern": override(ViTConfig(), **SMALL, num_classes=5, pool="token+gap", registers=2, layer_scale=0.1, gelu="erf"),
-    "deit": override(ViTConfig(), **SMALL, num_classes=5, distilled=True, stochastic_depth=0.1, dropout=0.1),
-    "headless": override(ViTConfig(), **SMALL, num_classes=0, position="2d"),
-    "rotary": override(ViTConfig(), **SMALL, num_classes=5, position="sincos2d", rotary=Rotary(1e4, "index", (2, 2))),
-    "axial": override(ViTConfig(), **SMALL, num_classes=5, encoder="axial"),
-    "hybrid": override(
-        ViTConfig(), **{**SMALL, "patch_size": 2}, num_classes=5, stem=ResNetBody(layers=(1,), width=32)
-    ),
+    "vit": vit(),
+    "tall": vit(image_size=(16, 24), pool="gap", position="sincos2d"),
+    "map": vit(pool="map", representation_size=6),
+    "relative": vit(position="relative", position_at="shared"),
+    "modern": vit(pool="token+gap", registers=2, layer_scale=0.1, gelu="erf"),
+    "deit": vit(distilled=True, stochastic_depth=0.1, dropout=0.1),
+    "headless": vit(num_classes=0, position="2d"),
+    "rotary": vit(position="sincos2d", rotary=Rotary(1e4, "index", (2, 2))),
+    "axial": vit(encoder="axial"),
+    "hybrid": vit(patch_size=2, stem=ResNetBody(layers=(1,), width=32)),
     "root": ResNetConfig(image_size=16, num_classes=5, body=dataclasses.replace(TWO_STAGES, layers=())),
     "resnet v1": ResNetConfig(image_size=16, num_classes=5, body=dataclasses.replace(TWO_STAGES, version="v1")),
     "resnet v2": ResNetConfig(image_size=(18, 34), num_classes=5, body=TWO_STAGES),
@@ -155,9 +158,13 @@ def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, t
 
 
 @pytest.mark.parametrize(
-    "kind", ["vit", "modern", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("rotary", "headless"))]
+    ("kind", "to"),
+    [
+        *(("modern", "onnx"), ("vit", "torch-export")),
+        *(pytest.param(kind, "onnx", marks=pytest.mark.slow) for kind in ("vit", "rotary", "headless")),
+        *(pytest.param(kind, "torch-export", marks=pytest.mark.slow) for kind in ("modern", "rotary", "headless")),
+    ],
 )
-@pytest.mark.parametrize("to", ["onnx", pytest.param("torch-export", marks=pytest.mark.slow)])
 def test_a_file_of_dynamic_size_computes_as_the_model(kind: str, to: Any, tmp_path: Path) -> None:
     """Sizes that the export has not tried, smaller than the positions' and larger; also of a plain checkpoint.
 
@@ -242,10 +249,10 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("kind", "options", "problem"),
     [
-        ("vit", {"to": "tflite", "path": "model.tflite"}, "allowed: 'onnx', 'torch-export'"),
-        ("vit", {"path": "model.pt2"}, r"ends with \.onnx"),
-        ("vit", {"to": "torch-export", "path": "folder.pt2"}, "folder.pt2 cannot be the name"),
-        ("vit", {"to": "torch-export", "path": "model.pt2", "with_preprocessing": True}, "give to='onnx'"),
+        ("vit", {"to": "tflite", "path": "m.tflite"}, "allowed: 'onnx', 'torch-export'"),
+        ("vit", {"path": "m.pt2"}, r"ends with \.onnx"),
+        ("vit", {"to": "torch-export", "path": "folder.pt2"}, "folder.pt2 cannot"),
+        ("vit", {"to": "torch-export", "path": "m.pt2", "with_preprocessing": True}, "give to='onnx'"),
         ("vit", {"with_preprocessing": True}, "ONNX does not have"),
         ("vit", {"opset": 16}, "allowed: 17 to 23"),
         ("vit", {"opset": 18, "to": "torch-export", "path": "m.pt2"}, "only with to='onnx'"),

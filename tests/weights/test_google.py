@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import torch
 from states import Arrays, arrays_of, randomized, same, write_spelled
 
 from vitlab.io import write_arrays
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
 from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
 from vitlab.weights.google import BFLOAT16, read_google, read_npz, write_google
+from vitlab.weights.google_layout import google_layout
 
 VITS = ("vit_testing", "vit_tiny_rep", "vit_tiny_gap", "vit_epsprobe", "hybrid_small")
 BIG_VISION = ("bv_mu16_gap_learn", "bv_S16_gap_learn", "bv_S16_gap_sincos2d_rep")
@@ -255,14 +257,9 @@ def test_corrupt_files_and_other_types_are_refused(written: tuple[Path, Arrays])
             read_npz(path)
     changed = bytearray(data)
     changed[data.find(arrays["head/kernel"].tobytes()) + 5] ^= 1
-    for content, problem in (
-        (b"", "corrupt"),
-        (data[:-9], "corrupt"),
-        (data[: len(data) // 2], "corrupt"),
-        (changed, "CRC"),
-    ):
+    for content in (b"", data[:-9], data[: len(data) // 2], changed):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"vit\.npz cannot be read .*{problem}"):
+        with pytest.raises(ValueError, match=r"vit\.npz cannot be read .*corrupt"):
             read_npz(path)
 
 
@@ -279,10 +276,7 @@ FIRST = "Transformer/encoderblock_0"
         ({TABLE: ...}, "position table.* is missing"),
         ({TABLE: (10, 8)}, r"shape \(10, 8\)"),
         ({f"{FIRST}/MultiHeadDotProductAttention_1/query/kernel": (8, 3, 4)}, "heads=3 does not divide width=8"),
-        (
-            {f"{FIRST}/LayerNorm_2/scale": ..., "head/bias": ..., "tail/kernel": (2,), "cls": (1, 1, 9)},
-            rf"looks like a ViT.*2 missing: {FIRST}/LayerNorm_2/scale, head/bias; 1 unknown: tail/kernel",
-        ),
+        ({"head/bias": ..., "tail/kernel": (2,), "cls": (1, 1, 9)}, "1 missing: head/bias; 1 unknown: tail/kernel"),
     ],
 )
 def test_arrays_that_do_not_fit_are_listed(written: tuple[Path, Arrays], changes: dict[str, Any], problem: str) -> None:
@@ -293,22 +287,19 @@ def test_arrays_that_do_not_fit_are_listed(written: tuple[Path, Arrays], changes
         read_google(path)
 
 
-SMALL: dict[str, Any] = {"image_size": 12, "patch_size": 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
-HYBRID = {**SMALL, "patch_size": 1}
+def vit(**settings: Any) -> Any:
+    sizes = {"image_size": 12, "patch_size": 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
+    return override(ViTConfig(), **{**sizes, **settings})
 
 
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (override(ViTConfig(), **SMALL, gelu="erf"), "gelu='erf'"),
-        (ViTConfig(**SMALL, position="2d"), "position='2d'"),
-        (override(ViTConfig(), **SMALL, layer_norm_eps=1e-5), "layer_norm_eps=1e-05"),
-        (ViTConfig(**SMALL, pool="token+gap"), r"pool='token\+gap'"),
-        (override(ViTConfig(), **SMALL, registers=2), "registers=2"),
-        (ViTConfig(**{**SMALL, "image_size": (8, 20)}), r"image_size=\(8, 20\)"),
-        (ViTConfig(**HYBRID, stem=ResNetBody((1,), 32, version="v2")), "version='v2'"),
-        (ViTConfig(**HYBRID, stem=ResNetBody((1,), 32, weight_eps=1e-8)), "weight_eps=1e-08"),
-        (ResNetConfig(image_size=32, body=dataclasses.replace(BIT, mixing="axial")), "mixing='axial'"),
+        (vit(gelu="erf"), "gelu='erf'"),
+        (vit(position="2d"), "position='2d'"),
+        (vit(pool="token+gap"), r"pool='token\+gap'"),
+        (vit(image_size=(8, 20)), r"image_size=\(8, 20\)"),
+        (vit(patch_size=1, stem=ResNetBody((1,), 32, weight_eps=1e-8)), "weight_eps=1e-08"),
         (ResNetConfig(image_size=32, body=dataclasses.replace(BIT, weight_eps_on="std")), "weight_eps_on='std'"),
     ],
 )
@@ -316,3 +307,26 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
     with pytest.raises(ValueError, match=f"{problem}.*save_model"):
         write_google(build_model(config), tmp_path / "out.npz")
     assert not list(tmp_path.iterdir())
+
+
+def test_names_and_shapes_are_those_of_every_published_model(shared: Path) -> None:
+    """Of a ViT in both spellings of vit_jax, of BiT, and counts of big_vision's ResNets."""
+    hybrids = []
+    for path in sorted((shared / "facts" / "keys").glob("imagenet21k__*.json")):
+        theirs = json.loads(path.read_text())
+        name, size, classes = "/".join(theirs["model"].rsplit("_", 1)), theirs["resolution"], theirs["num_classes"]
+        config = get_config(name, image_size=size, num_classes=classes)
+        assert isinstance(config, ViTConfig)
+        config = dataclasses.replace(config, representation_size=config.width)
+        keys: dict[Any, str] = {"stored": "stored_prelinen", "linen": "linen"}
+        for spelling, key in keys.items():
+            layout = google_layout(config, spelling)
+            assert {name: list(slot.shape) for name, slot in layout.items()} == theirs[key], path.name
+        hybrids.append(config.stem is not None)
+    assert (hybrids.count(False), hybrids.count(True)) == (6, 3)
+    published = json.loads((shared / "facts" / "keys" / "BiT-M-R50x1.json").read_text())
+    layout = google_layout(get_config("R50x1", num_classes=21_843), "stored")
+    assert {name: list(slot.shape) for name, slot in layout.items()} == published
+    for config, arrays, count in ((get_config("R50x1"), 153, 25_549_352), (ResNetConfig(), 161, 25_557_032)):
+        layout = google_layout(config, "big_vision")
+        assert (len(layout), sum(np.prod(slot.shape) for slot in layout.values())) == (arrays, count)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from peers import (
     CASES,
-    NEWER,
+    RESIZED,
     check_equal,
     create_huggingface,
     faint_images,
@@ -42,41 +42,24 @@ def write_json(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
-    """Read from their folder, and written back to one."""
+    """Read from their folder, also at another size by their interpolation of positions; and written back to one."""
     other = create_huggingface(case)
     other.save_pretrained(tmp_path / "theirs")
-    config, state = read_huggingface(tmp_path / "theirs")
-    assert {name: all_settings(config)[name] for name in CASES[case][2]} == CASES[case][2]
-    model, mean_std = loaded(config, state), IMAGENET if case.startswith("d") else HALF
-    inputs = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
-    check_equal(model(inputs), outputs(other, normalized(inputs, *mean_std)))
-    if "body" in case and "bit" not in case:
-        tokens = other(normalized(inputs, *mean_std)).last_hidden_state
-        check_equal(model.forward_features(inputs), tokens)
-    if "bit" in case:
-        return
-    write_huggingface(model, tmp_path / "ours", {})
-    check_equal(outputs(from_pretrained(tmp_path / "ours", "body" not in case), inputs), model(inputs))
-    check_equal(loaded(*read_huggingface(tmp_path / "ours"))(inputs), model(inputs))
-
-
-@pytest.mark.parametrize("case", NEWER)
-@torch.no_grad()
-def test_outputs_at_another_size(tmp_path: Path, case: str) -> None:
-    """By their interpolation of positions. And written back."""
-    other = create_huggingface(case)
-    other.save_pretrained(tmp_path / "theirs")
-    own = getattr(other.config, "vision_config", other.config).image_size
+    own = getattr(getattr(other.config, "vision_config", other.config), "image_size", None)
     mean_std = FAMILIES[other.config.model_type].mean_std
-    for size in (own, 40):
-        model = load_model(tmp_path / "theirs", image_size=None if size == own else size)
-        expected = NEWER[case][2] | ({} if size == own else {"image_size": size})
+    for size in (None, 40) if case in RESIZED else (None,):
+        model = load_model(tmp_path / "theirs", image_size=size)
+        expected = CASES[case][2] | ({"image_size": size} if size else {})
         assert {name: all_settings(model.config)[name] for name in expected} == expected
-        inputs, resized = images(size), size != own and not case.startswith("dino")
-        options = {"interpolate_pos_encoding": True} if resized else {}
-        height, width = model.config.image_hw  # where patches leave out the last pixels
-        seen = inputs[..., :height, :width]
+        inputs = faint_images() if own is None else images(size or own)
+        options = {"interpolate_pos_encoding": True} if size and not case.startswith("dino") else {}
+        height, width = inputs.shape[2:] if own is None else model.config.image_hw
+        seen = inputs[..., :height, :width]  # patches leave out the last pixels
         check_equal(model(seen), outputs(other, normalized(inputs, *mean_std), **options))
+        if case.startswith(("vit body", "deit body", "dinov2 body")):
+            check_equal(model.forward_features(seen), other(normalized(inputs, *mean_std)).last_hidden_state)
+        if own is None:  # ResNets are not written
+            return
         write_huggingface(model, tmp_path / f"ours {size}", {})
         again = from_pretrained(tmp_path / f"ours {size}", model.config.num_classes > 0)
         check_equal(outputs(again, seen), model(seen))
@@ -117,6 +100,31 @@ def test_a_resnets_size_is_that_of_its_images(tmp_path: Path) -> None:
         assert read_huggingface(tmp_path)[0].image_size == size
     write_json(tmp_path / IMAGES, image_mean=IMAGENET[0], image_std=IMAGENET[1])
     with pytest.raises(ValueError, match="not into a ResNet"):
+        read_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "file", "changes", "problem"),
+    [
+        ("vit", CARD, {"model_type": "levit"}, "type 'levit'; supported: vit, deit"),
+        ("vit", CARD, {"hidden_act": "relu"}, "hidden_act='relu'; supported: 'gelu', 'gelu_new'"),
+        ("vit", CARD, {"image_size": 32}, r"position_embeddings has shape \(1, 10, 32\) instead of"),
+        ("vit", CARD, {"id2label": {"0": "a", "1": "b"}}, "2 names, and the model has 7"),
+        ("vit", IMAGES, {"size": 24}, "lacks image_mean"),
+        ("vit", IMAGES, {"do_rescale": False}, "rescale_factor"),
+        ("vit", IMAGES, {"image_mean": [0.4], "image_std": [0.4]}, "3 numbers each"),
+        ("vit body, pooler", CARD, {"pooler_act": "relu"}, "pooler_act='relu'; supported: 'tanh'"),
+        ("dinov2", CARD, {"use_swiglu_ffn": True}, r"mlp\.weights_out\.weight is missing"),
+        ("dinov2", CARD, {"image_size": [16, 32]}, "square"),
+        ("bit", CARD, {"global_padding": "SAME"}, "global_padding='SAME'; supported: None"),
+        ("bit", CARD, {"layer_type": "bottleneck"}, "global_padding=None; supported: 'SAME'"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_unsupported_settings_are_refused(tmp_path: Path, case: str, file: str, changes: Any, problem: str) -> None:
+    create_huggingface(case).save_pretrained(tmp_path)
+    write_json(tmp_path / file, **changes)
+    with pytest.raises(ValueError, match=problem):
         read_huggingface(tmp_path)
 
 
@@ -206,8 +214,7 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     ("settings", "kind"),
     [
         ({}, "vit"),
-        ({"position": "2d"}, "vit"),
-        ({"in_chans": 4}, "vit"),
+        ({"position": "2d", "in_chans": 4, "gelu": "quick"}, "vit"),
         ({"position": "none"}, "vit"),
         ({"position": "sincos2d", "class_position": False}, "vit"),
         ({"representation_size": 6, "num_classes": 0}, "vit"),
@@ -218,17 +225,12 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
         ({"layer_scale": 0.5, "class_position": False, "mlp_dim": 16}, "dinov2"),
         ({"registers": 3, "pool": "token+gap", "layer_scale": 0.5, "mlp_dim": 24}, "dinov2_with_registers"),
         ({"swiglu": True, "mlp_dim": 24}, "dinov2"),
-        ({"gelu": "quick"}, "vit"),
         ({"pool": "gap", "position": "2d", "image_size": (8, 12)}, "ijepa"),
-        ({"pool": "gap", "num_classes": 0}, "ijepa"),
         ({"pool": "map", "num_classes": 0, "position": "sincos2d"}, "siglip_vision_model"),
         ({"pre_norm": True, "num_classes": 0, "class_position": False}, "clip_vision_model"),
         ({"pre_norm": True, "pool": "gap", "final_norm": "none", "registers": 1, "position": "2d"}, "clip"),
         ({"rotary": Rotary(30.0), "position": "none", "num_classes": 0, "image_size": (8, 12)}, "dinov3_vit"),
-        (
-            {"rotary": Rotary(), "position": "none", "num_classes": 0, "swiglu": True, "registers": 2},
-            "dinov3_vit",
-        ),
+        ({"rotary": Rotary(), "position": "none", "num_classes": 0, "swiglu": True, "registers": 2}, "dinov3_vit"),
     ],
 )
 @torch.no_grad()
@@ -244,34 +246,28 @@ def test_their_code_loads_our_vits(
     check_equal(loaded(*read_huggingface(tmp_path))(inputs), expected)
 
 
-VIT: dict[str, Any] = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
+def small(**settings: Any) -> Any:
+    sizes = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
+    return override(ViTConfig(), **{**sizes, **settings})
 
 
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (override(ViTConfig(), **VIT, pool="gap", registers=1), "registers=1"),
-        (override(ViTConfig(), **VIT, pool="map"), "num_classes=1000.*has 0"),
-        (override(ViTConfig(), **VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
-        (override(ViTConfig(), **VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
-        (override(ViTConfig(), **VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
-        (
-            override(ViTConfig(), **VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0),
-            "rotary=.*has Rotary",
-        ),
-        (override(ViTConfig(), **VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
-        (override(ViTConfig(), **VIT, swiglu=True), "mlp_dim=12"),
-        (override(ViTConfig(), **{**VIT, "width": 24, "mlp_dim": 24}, swiglu=True), "mlp_dim=24.*has (16|32)"),
-        (override(ViTConfig(), **VIT, position_at="every"), "position_at='every'"),
-        (override(ViTConfig(), **{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
-        (override(ViTConfig(), **VIT, representation_size=6), "representation_size=6"),
-        (override(ViTConfig(), **VIT, distilled=True, layer_scale=1.0), "distilled=True"),
-        (override(ViTConfig(), **VIT, distilled=True, num_classes=0), "distilled=True"),
-        (override(ViTConfig(), **VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
-        (
-            override(ViTConfig(), **{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0),
-            r"image_size=\(8, 12\)",
-        ),
+        (small(pool="gap", registers=1), "registers=1"),
+        (small(pool="map"), "num_classes=1000.*has 0"),
+        (small(pool="gap", final_norm="mean"), "final_norm='mean'"),
+        (small(rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
+        (small(rotary=Rotary(50.0, "index"), position="none", num_classes=0), "rotary=.*has Rotary"),
+        (small(pre_norm=True, head_bias=-1.0), "only a projection without bias"),
+        (small(width=24, mlp_dim=24, swiglu=True), "mlp_dim=24.*has (16|32)"),
+        (small(position_at="every"), "position_at='every'"),
+        (small(patch_size=1, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
+        (small(representation_size=6), "representation_size=6"),
+        (small(distilled=True, layer_scale=1.0), "distilled=True"),
+        (small(distilled=True, num_classes=0), "distilled=True"),
+        (small(layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
+        (small(mlp_dim=16, image_size=(8, 12), layer_scale=1.0), r"image_size=\(8, 12\)"),
         (ResNetConfig(body=ResNetBody((1,))), "ResNets are not written"),
     ],
 )

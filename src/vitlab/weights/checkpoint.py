@@ -108,13 +108,22 @@ def _load(
     display_name: str = "",
 ) -> "Model":
     """The model of a checkpoint, changed by the arguments of `adapt` and the rates that are not None."""
+    import torch
+
+    from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 
     saved, state = _read("read", path, adaptation["image_size"], assume, display_name)
     config, state = adapt(saved, state, **adaptation)
     dynamic = _dynamic_image_size(path, saved, config, dynamic_image_size)
-    config = _with_vit_settings(path, config, {**rates, "dynamic_image_size": dynamic})
-    return _build(config, _finite_floats(path, state)).eval()
+    settings = {**rates, "dynamic_image_size": dynamic}
+    changes = {name: value for name, value in settings.items() if value is not None}
+    if changes and config.kind != "vit":
+        raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")
+    with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
+        model = build_model(dataclasses.replace(config, **changes))
+    model.load_state_dict(_finite_floats(path, state), assign=True)
+    return model.eval()
 
 
 def _read(
@@ -145,17 +154,6 @@ def _dynamic_image_size(path: Path | str, saved: ModelConfig, config: ModelConfi
     return False
 
 
-def _build(config: ModelConfig, state: "Mapping[str, Tensor]") -> "Model":
-    import torch
-
-    from vitlab.models.vit import build_model
-
-    with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
-        model = build_model(config)
-    model.load_state_dict(state, assign=True)
-    return model
-
-
 def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """The parameters in float32. Raises UserError, naming them, for those that are NaN or infinite. A tensor's sum
     shows them at a fifteenth of the cost of looking at each number; one that overflows is looked at."""
@@ -167,14 +165,6 @@ def _finite_floats(path: Path | str, state: "Mapping[str, Tensor]") -> "dict[str
             f"{first_ten(invalid)}. Its training has diverged, or the file is corrupt; take an earlier checkpoint."
         )
     return state
-
-
-def _with_vit_settings(path: Path | str, config: ModelConfig, settings: Mapping[str, Any]) -> ModelConfig:
-    """`config` with the settings that are not None. Raises UserError for a ResNet, which has none of them."""
-    changes = {name: value for name, value in settings.items() if value is not None}
-    if changes and config.kind != "vit":
-        raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")
-    return dataclasses.replace(config, **changes)
 
 
 def save_model(model: "nn.Module", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 Format = Literal["google", "vitlab", "timm", "huggingface"]
 HUBS = ("hub:", "timm:")
 """Beginnings of the name of a checkpoint on a hub."""
+HUB_NAME = re.compile(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))(?:@(.+))?")
+"""The whole name: OWNER/NAME, or the NAME of timm's; and the revision."""
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".pth.tar", ".pt.tar")
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 NOT_WEIGHTS = re.compile("optim|sched|scaler|rng_state|training_args")
@@ -150,7 +152,7 @@ def download_checkpoint(spec: str) -> Path:
     """
     from huggingface_hub import errors, snapshot_download  # slow to import
 
-    match = re.fullmatch(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))(?:@(.+))?", spec)
+    match = HUB_NAME.fullmatch(spec)
     if not match:
         raise UserError(
             f"{spec!r} is not a name on a hub; write hub:OWNER/NAME, hub:OWNER/NAME@REVISION or timm:NAME.TAG "

@@ -204,34 +204,30 @@ def _write(export: Export, path: Path, to: Format, opset: int | None) -> int | N
     axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}  # those of the images that may change
     for axis, name in ((2, "rows"), (3, "columns")) if export.dynamic else ():  # one row would be taken for a constant
         axes[axis] = export.module.config.stride * torch.export.Dim(name, min=2)
-    traced = _trace(export.module, export.sizes[-1], (axes,))
+    traced = _trace(export.module, export.sizes[-1], axes)
     if to == "onnx":
-        return _write_onnx(traced, path, export, (axes,), opset)
-    _write_torch(traced, path, export.metadata)
+        return _write_onnx(traced, path, export, axes, opset)
+    traced.example_inputs = None  # or they are written, as a pickle
+    archive = io.BytesIO()  # if the disk is full, torch's own writer aborts the process
+    torch.export.save(traced, archive, extra_files=export.metadata)
+    path.write_bytes(archive.getbuffer())
     return None
 
 
-def _trace(module: nn.Module, size: tuple[int, int], shapes: tuple[dict[int, Any]]) -> torch.export.ExportedProgram:
+def _trace(module: nn.Module, size: tuple[int, int], axes: dict[int, Any]) -> torch.export.ExportedProgram:
     """The module's graph, without the lines of our source that its nodes come from. With a dynamic size, `size` differs
     from the position embeddings', which would be taken for the only one without resampling."""
     config: Any = module.config
     images = torch.zeros(2, config.in_chans, *size)  # a batch of 1 would be taken for a constant
     with torch.no_grad():
-        traced = torch.export.export(module, (images,), dynamic_shapes=shapes)
+        traced = torch.export.export(module, (images,), dynamic_shapes=(axes,))
     for node in traced.graph.nodes:
         node.meta.pop("stack_trace", None)
     return traced
 
 
-def _write_torch(traced: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> None:
-    traced.example_inputs = None  # or they are written, as a pickle
-    archive = io.BytesIO()  # if the disk is full, torch's own writer aborts the process
-    torch.export.save(traced, archive, extra_files=metadata)
-    path.write_bytes(archive.getbuffer())
-
-
 def _write_onnx(
-    traced: torch.export.ExportedProgram, path: Path, export: Export, shapes: tuple[dict[int, Any]], opset: int | None
+    traced: torch.export.ExportedProgram, path: Path, export: Export, axes: dict[int, Any], opset: int | None
 ) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses."""
     written = torch.onnx.export(
@@ -240,7 +236,7 @@ def _write_onnx(
         verbose=False,
         input_names=["images"],
         output_names=list(export.outputs),
-        dynamic_shapes=shapes,
+        dynamic_shapes=(axes,),
         opset_version=opset and max(opset, 18),  # ONNX's own conversion to 17 fails at means
     )
     assert written is not None

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,15 @@ from vitlab.weights.google_layout import (
     to_google,
     to_ours,
 )
-from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
+from vitlab.weights.layout import (
+    as_size,
+    check_arrays,
+    check_supported,
+    count_units,
+    cpu_state,
+    read_state,
+    require_shape,
+)
 
 PREFIXES = ("opt/target/", "params/", "img/")
 """Prefixes, one after another. Where names have one, arrays without it (optimizer state, another tower) are ignored."""
@@ -81,7 +89,9 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The model's arrays by name, without a prefix. Raises UserError for a corrupt file and for other types."""
     try:
         with reading_npz(path) as archive:
-            prefix = _find_prefix(list(archive))
+            prefix = ""  # `params/img/` in a file with `params/img/cls` and `params/txt/embedding`
+            for part in PREFIXES:
+                prefix += part if any(name.startswith(prefix + part) for name in archive) else ""
             if prefix.endswith("img/"):
                 root = prefix.removesuffix("img/")
                 tops = {name.removeprefix(root).split("/")[0] for name in archive if name.startswith(root)}
@@ -94,15 +104,6 @@ def read_npz(path: Path) -> dict[str, Tensor]:
             f"which are never loaded; get the file again."
         ) from error
     return {name: _to_torch(path, name, array) for name, array in arrays.items()}
-
-
-def _find_prefix(names: Collection[str]) -> str:
-    """The prefix of the model's arrays: `params/img/` in a file with `params/img/cls` and `params/txt/embedding`."""
-    prefix = ""
-    for part in PREFIXES:
-        if any(name.startswith(prefix + part) for name in names):
-            prefix += part
-    return prefix
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
@@ -158,7 +159,7 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         grid, class_rows = (max(224 // stride, 1),) * 2, 0
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
-        image_size=grid[0] * stride if grid[0] == grid[1] else (grid[0] * stride, grid[1] * stride),
+        image_size=as_size(grid[0] * stride, grid[1] * stride),
         in_chans=3 if stem else channels,
         patch_size=patch,
         width=width,
@@ -183,13 +184,10 @@ def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
 def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
     """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
     `given` one if that fits, otherwise a square."""
-    for class_rows in options:
-        if given is not None and math.prod(given) == rows - class_rows:
-            return given, class_rows
-    for class_rows in options:
-        side = math.isqrt(max(rows - class_rows, 0))
-        if side and side**2 == rows - class_rows:
-            return (side, side), class_rows
+    squares = [((math.isqrt(max(rows - class_rows, 0)),) * 2, class_rows) for class_rows in options]
+    for grid, class_rows in [*((given, class_rows) for class_rows in options if given), *squares]:
+        if 0 < math.prod(grid) == rows - class_rows:
+            return grid, class_rows
     raise UserError(
         f"the position table has {rows} rows, which form no square; give the size of its images, image_size=(height, "
         f"width) (`--image-size` of convert)."

@@ -41,7 +41,7 @@ from vitlab.weights.huggingface_layout import FAMILIES, Family, from_file, has_t
 from vitlab.weights.json_fields import HUGGINGFACE_MODEL, multi_label_metadata
 from vitlab.weights.layout import check_arrays, check_supported, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
-from vitlab.weights.unsupported import why_unsupported
+from vitlab.weights.timm_architectures import why_unsupported
 
 INDEX = f"{WEIGHTS}.index.json"
 

@@ -13,7 +13,7 @@ from vitlab.weights.folder import CONFIG, processed_size
 from vitlab.weights.huggingface_images import read_size, to_size
 from vitlab.weights.huggingface_layout import DISTILLED_HEADS, HEADS, Arrays, Family, Readout, part_names, reads_mean
 from vitlab.weights.json_fields import NAMES, multi_label_settings
-from vitlab.weights.layout import check_sizes, count_units, require_shape
+from vitlab.weights.layout import as_size, check_sizes, count_units, require_shape
 
 GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
     "gelu": "erf",
@@ -48,17 +48,13 @@ def infer_config(family: Family, settings: dict[str, Any], arrays: Arrays, proce
     processor, which show the image size of a ResNet. Raises UserError for a model that computes something else."""
     if family.is_resnet:
         return _infer_resnet(settings, arrays, read_size(processor))
-    readout = _infer_readout(family, settings, arrays)
-    return _infer_vit(family, settings.get("vision_config", settings), arrays, readout)
-
-
-def _infer_readout(family: Family, settings: dict[str, Any], arrays: Arrays) -> Readout:
     if family.is_image_tower:
         lacks_pooling = family.body.pool == "map" and "head.probe" not in arrays  # as SigLIP's body may
         has_classifier = reads_mean(family, settings) or lacks_pooling
     else:
         has_classifier = _find_head(arrays) is not None
-    return family.classifier if has_classifier else family.body
+    readout = family.classifier if has_classifier else family.body
+    return _infer_vit(family, settings.get("vision_config", settings), arrays, readout)
 
 
 def _infer_vit(family: Family, settings: dict[str, Any], arrays: Arrays, readout: Readout) -> ViTConfig:
@@ -117,8 +113,7 @@ def _infer_image_size(family: Family, settings: dict[str, Any], patch_size: int)
     if size is None or (is_dinov2 and isinstance(size, tuple)):
         allowed = "one number, because DINOv2's positions are for square images" if is_dinov2 else "a number, or two"
         raise UserError(f"{CONFIG} says image_size={settings['image_size']!r}; allowed: {allowed}.")
-    height, width = (side // patch_size * patch_size for side in pair(size))
-    return height if height == width else (height, width)
+    return as_size(*(side // patch_size * patch_size for side in pair(size)))
 
 
 def _infer_resnet(settings: dict[str, Any], arrays: Arrays, image_size: ImageSize | None) -> ResNetConfig:

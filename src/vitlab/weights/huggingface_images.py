@@ -19,6 +19,7 @@ from vitlab.settings import read_fields
 from vitlab.weights.folder import processed_size, read_settings
 from vitlab.weights.huggingface_layout import Family
 from vitlab.weights.json_fields import HUGGINGFACE_IMAGES, HUGGINGFACE_SIZE
+from vitlab.weights.layout import as_size
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,7 @@ def to_size(size: Any) -> ImageSize | None:
     if isinstance(size, dict):
         size = [size.get("height"), size.get("width")]
     if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size):
-        height, width = size
-        return height if height == width else (height, width)
+        return as_size(*size)
     return size if isinstance(size, int) else None
 
 

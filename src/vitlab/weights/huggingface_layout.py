@@ -117,16 +117,9 @@ _DEIT = _VIT | {
     "registers": "embeddings.distillation_token",  # if no head reads it
     "head_distilled": "distillation_classifier",
 }
-_DINOV2 = {
-    "cls": "embeddings.cls_token",
-    "registers": "embeddings.register_tokens",
-    "position.table": "embeddings.position_embeddings",
-    "embedding": "embeddings.patch_embeddings.projection",
-    "attention.out": "attention.output.dense",
+_DINOV2 = _VIT | {
+    **{part: part for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
     "branch1.scale": "layer_scale1.lambda1", "branch2.scale": "layer_scale2.lambda1",
-    "norm": "layernorm",
-    "pre_logits": "pooler.dense",
-    "head": "classifier",
 }
 _DINOV3 = {
     "cls": "embeddings.cls_token",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError, first_ten
 from vitlab.models import ModelConfig, ResNetBody
+from vitlab.models.image_size import ImageSize
 from vitlab.models.variant import all_settings
 from vitlab.models.vit import Model, ViT, build_model
 
@@ -25,9 +26,11 @@ class Slot:
         return state[self.ours][slice(*self.rows)]
 
 
-_SHAPES = ("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes")
-_TRAINING = ("position_std", "patch_dropout", "dropout", "stochastic_depth", "head_bias", "head_std")
-FREE = frozenset((*_SHAPES, *_TRAINING, "position_interpolation", "dynamic_image_size"))
+FREE = {
+    *("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes"),
+    *("position_std", "patch_dropout", "dropout", "stochastic_depth", "head_bias", "head_std"),
+    *("position_interpolation", "dynamic_image_size"),
+}
 """Settings that the shapes of a file's arrays show, or that do not change what a trained model computes at its size."""
 Layout = dict[str, Slot]
 """Name in the file -> slot. The slots of one parameter follow each other in the order of its rows."""
@@ -114,6 +117,11 @@ def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int
             f"required. The file has {first_ten(sorted(arrays)) or 'no arrays'}."
         )
     return tuple(arrays[name].shape)
+
+
+def as_size(height: int, width: int) -> ImageSize:
+    """The inverse of `pair`: one number for a square."""
+    return height if height == width else (height, width)
 
 
 def check_sizes(settings: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from vitlab.errors import printable, quoted
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.registry import name_of
 from vitlab.preprocessing import Preprocessing
+from vitlab.weights.detect import HUB_NAME
 
 LIBRARIES = {"timm": "timm", "huggingface": "transformers", "vitlab": "vitlab"}
 """Format -> name on the hub of the library that reads it."""
@@ -79,7 +80,7 @@ def _front_matter(
 
 def _hub_id(spec: str | None) -> str | None:
     """OWNER/NAME of what is on the hub; None for anything else."""
-    match = re.match(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))", spec or "")
+    match = HUB_NAME.match(spec or "")
     return match and (match[1] or f"timm/{match[2]}")
 
 

@@ -26,8 +26,7 @@ from vitlab.errors import UserError, first_ten
 from vitlab.preprocessing import Interpolation
 from vitlab.weights.huggingface_layout import HALF, IMAGENET, OPENAI
 from vitlab.weights.layout import require_shape
-from vitlab.weights.timm_architectures import SUPPORTED, named_args
-from vitlab.weights.unsupported import family_of_tensors, why_unsupported
+from vitlab.weights.timm_architectures import check_family, named_args
 
 Tensors = dict[str, Tensor]
 DINOV3 = named_args("vit_small_patch16_dinov3")
@@ -54,45 +53,51 @@ class Naming(NamedTuple):
     """Patterns of its names -> timm's; all others are the same."""
 
 
-_TIMM_NAMES = (
-    (r"^(register|storage)_tokens$", "reg_token"),
-    (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
-    (r"\.mlp\.w12\.", ".mlp.fc1."),
-    (r"\.mlp\.w1\.", ".mlp.fc1_g."),
-    (r"\.mlp\.w2\.", ".mlp.fc1_x."),
-    (r"\.mlp\.w3\.", ".mlp.fc2."),
+_TIMM = Naming(
+    ("patch_embed.proj.weight",),
+    (
+        (r"^(register|storage)_tokens$", "reg_token"),
+        (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
+        (r"\.mlp\.w12\.", ".mlp.fc1."),
+        (r"\.mlp\.w1\.", ".mlp.fc1_g."),
+        (r"\.mlp\.w2\.", ".mlp.fc1_x."),
+        (r"\.mlp\.w3\.", ".mlp.fc2."),
+    ),
 )
-_CLIP_NAMES = (
-    (r"^class_embedding$", "cls_token"),
-    (r"^positional_embedding$", "pos_embed"),
-    (r"^conv1\.", "patch_embed.proj."),
-    (r"^ln_pre\.", "norm_pre."),
-    (r"^ln_post\.", "norm."),
-    (r"^proj$", "head.weight"),
-    (r"^transformer\.resblocks\.", "blocks."),
-    (r"\.ln_(\d)\.", r".norm\1."),
-    (r"\.ls_(\d)\.", r".ls\1."),
-    (r"\.attn\.in_proj_", ".attn.qkv."),
-    (r"\.attn\.out_proj\.", ".attn.proj."),
-    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+_TORCHVISION = Naming(
+    ("conv_proj.weight",),
+    (
+        (r"^class_token$", "cls_token"),
+        (r"^encoder\.pos_embedding$", "pos_embed"),
+        (r"^conv_proj\.", "patch_embed.proj."),
+        (r"^encoder\.ln\.", "norm."),
+        (r"^heads\.(head|pre_logits)\.", r"\1."),
+        (r"^encoder\.layers\.encoder_layer_", "blocks."),
+        (r"\.ln_(\d)\.", r".norm\1."),
+        (r"\.self_attention\.in_proj_", ".attn.qkv."),
+        (r"\.self_attention\.out_proj\.", ".attn.proj."),
+        (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
+        (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+    ),
 )
-_TORCHVISION_NAMES = (
-    (r"^class_token$", "cls_token"),
-    (r"^encoder\.pos_embedding$", "pos_embed"),
-    (r"^conv_proj\.", "patch_embed.proj."),
-    (r"^encoder\.ln\.", "norm."),
-    (r"^heads\.(head|pre_logits)\.", r"\1."),
-    (r"^encoder\.layers\.encoder_layer_", "blocks."),
-    (r"\.ln_(\d)\.", r".norm\1."),
-    (r"\.self_attention\.in_proj_", ".attn.qkv."),
-    (r"\.self_attention\.out_proj\.", ".attn.proj."),
-    (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),
-    (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+_CLIP = Naming(
+    ("class_embedding", "conv1.weight"),
+    (
+        (r"^class_embedding$", "cls_token"),
+        (r"^positional_embedding$", "pos_embed"),
+        (r"^conv1\.", "patch_embed.proj."),
+        (r"^ln_pre\.", "norm_pre."),
+        (r"^ln_post\.", "norm."),
+        (r"^proj$", "head.weight"),
+        (r"^transformer\.resblocks\.", "blocks."),
+        (r"\.ln_(\d)\.", r".norm\1."),
+        (r"\.ls_(\d)\.", r".ls\1."),
+        (r"\.attn\.in_proj_", ".attn.qkv."),
+        (r"\.attn\.out_proj\.", ".attn.proj."),
+        (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+        (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    ),
 )
-_TIMM = Naming(("patch_embed.proj.weight",), _TIMM_NAMES)
-_TORCHVISION = Naming(("conv_proj.weight",), _TORCHVISION_NAMES)
-_CLIP = Naming(("class_embedding", "conv1.weight"), _CLIP_NAMES)
 _BIT = Naming(("stem.conv.weight",))
 NAMINGS = (_TIMM, _TORCHVISION, _CLIP, _BIT)
 UNREAD = (
@@ -153,18 +158,23 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         stored = dict(tensors)
     naming, prefixes = find_models(where, stored)
     prefix = choose_model(where, prefixes, prefix)
-    groups = group_tensors(stored, prefixes, prefix, naming)
-    width = None if naming is _BIT else require_shape(where, groups.model, "patch_embed.proj.weight", 4)[0]
-    groups = take_head(groups, width)
-    origin = find_origin(naming, stored.keys(), groups.model.keys())
-    model = {name: tensor for name, tensor in groups.model.items() if not LEFT_OUT.match(name)}
+    models: dict[str, Tensors] = {}  # a tensor belongs to the model with the longest prefix that fits, or to none, ""
+    for name, tensor in stored.items():
+        models.setdefault(max(filter(name.startswith, prefixes), key=len, default=""), {})[name] = tensor
+    model = rename(models.pop(prefix, {}), prefix, naming)
+    unowned = models.pop("", {})
+    if "head.weight" not in model:
+        width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
+        model, unowned = take_head(model, unowned, width)
+    origin = find_origin(naming, stored.keys(), model.keys())
+    outside = sorted([*unowned, *itertools.chain(*models.values())])
+    pretraining = [prefix + name for name in model if LEFT_OUT.match(name)]
+    model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
     if naming is _CLIP:
         model = complete_clip(where, model)
     if origin.code_base == "DINOv3":
         model, heads = complete_dinov3(where, model)
         origin = replace(origin, args={**origin.args, **heads})
-    outside = sorted([*groups.unowned, *groups.other_models])
-    pretraining = [prefix + name for name in groups.model if LEFT_OUT.match(name)]
     return model, replace(origin, prefix=prefix, left_out=(*outside, *pretraining))
 
 
@@ -176,8 +186,7 @@ def find_models(where: str, tensors: Mapping[str, Tensor]) -> tuple[Naming, list
         prefixes = [prefix for prefix in prefixes if all(prefix + other in tensors for other in others)]
         if prefixes:
             return naming, prefixes
-    if family := family_of_tensors(tensors.keys()):
-        raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
+    check_family(where, tensors.keys())
     guess = next((theirs for pattern, theirs in UNREAD if any(re.search(pattern, name) for name in tensors)), "unknown")
     raise UserError(
         f"{where} has {len(tensors)} tensors whose names are {guess}: {first_ten(sorted(tensors)) or 'none'}. Names "
@@ -197,29 +206,6 @@ def choose_model(where: str, prefixes: list[str], given: str | None) -> str:
             f"of these, as `--assume.prefix` of convert, or assume={{'prefix': ...}}."
         )
     return chosen[0]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The tensors of a file by the model that they belong to."""
-
-    model: Tensors
-    """The chosen model, by timm's names."""
-    unowned: Tensors
-    """Tensors of no model. They may hold the head: `module.fc.weight` of the model `module.encoder.`."""
-    other_models: tuple[str, ...]
-    """Names of the tensors of all other models."""
-
-
-def group_tensors(tensors: Mapping[str, Tensor], prefixes: list[str], prefix: str, naming: Naming) -> Groups:
-    """A tensor belongs to the model with the longest of the `prefixes` that fits; `prefix` is the chosen model's."""
-    groups: dict[str, Tensors] = {}
-    for name, tensor in tensors.items():
-        longest = max(filter(name.startswith, prefixes), key=len, default="")
-        groups.setdefault(longest, {})[name] = tensor
-    model = rename(groups.pop(prefix, {}), prefix, naming)
-    unowned = groups.pop("", {})
-    return Groups(model, unowned, tuple(itertools.chain(*groups.values())))
 
 
 def rename(tensors: Mapping[str, Tensor], prefix: str, naming: Naming) -> Tensors:
@@ -243,22 +229,20 @@ def _join_chunks(tensors: Mapping[str, Tensor]) -> Tensors:
     }
 
 
-def take_head(groups: Groups, width: int | None) -> Groups:
-    """With a head for a model that has none: the linear layer on its tokens, if there is exactly one."""
-    if "head.weight" in groups.model:
-        return groups
+def take_head(model: Tensors, unowned: Tensors, width: int | None) -> tuple[Tensors, Tensors]:
+    """A model without a head, with the linear layer on its tokens, if there is exactly one; and the tensors of no model
+    without it: `module.fc.weight` may be the head of `module.encoder.`."""
     layers: dict[str, Tensors] = {}
-    for name, tensor in {**groups.unowned, **groups.model}.items():
+    for name, tensor in {**unowned, **model}.items():
         if not name.startswith("blocks.") and (match := HEAD.match(name)):
             layers.setdefault(match[0], {})[name] = tensor
     linear = [layer for layer in layers.values() if _is_linear(layer, width)]
     if len(linear) != 1:
-        return groups
-    head = {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in linear[0].items()}
-    model = {name: tensor for name, tensor in groups.model.items() if name not in linear[0]} | head
-    model.setdefault("head.bias", head["head.weight"].new_zeros(len(head["head.weight"])))
-    unowned = {name: tensor for name, tensor in groups.unowned.items() if name not in linear[0]}
-    return replace(groups, model=model, unowned=unowned)
+        return model, unowned
+    model, unowned = ({name: each[name] for name in each if name not in linear[0]} for each in (model, unowned))
+    model |= {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in linear[0].items()}
+    model.setdefault("head.bias", model["head.weight"].new_zeros(len(model["head.weight"])))
+    return model, unowned
 
 
 def _is_linear(layer: Mapping[str, Tensor], width: int | None) -> bool:

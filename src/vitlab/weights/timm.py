@@ -8,9 +8,11 @@ SigLIP, DINO to DINOv3, EVA-02, PE and others, with class token, mean or attenti
 (`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all.
 """
 
+import dataclasses
+import logging
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,27 @@ from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import pair
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.assumptions import Assumptions, assumed_preprocessing, warn_assumptions
-from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_shapes, write_files
+from vitlab.weights.detect import OPEN_CLIP_CONFIG
+from vitlab.weights.folder import (
+    CONFIG,
+    README,
+    WEIGHTS,
+    check_classes,
+    read_safetensors,
+    read_settings,
+    read_shapes,
+    write_files,
+)
+from vitlab.weights.json_fields import OPEN_CLIP
 from vitlab.weights.layout import check_arrays, cpu_state, position_rows, read_state, write_state
 from vitlab.weights.model_card import model_card
-from vitlab.weights.open_clip import describe_open_clip
-from vitlab.weights.original_names import Origin, Tensors, to_timm_names
+from vitlab.weights.original_names import OPENAI_IMAGES, Images, Origin, Tensors, to_timm_names
 from vitlab.weights.timm_architectures import ACTIVATIONS, check_architecture, check_bare, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
 from vitlab.weights.timm_config import WEIGHT_EPS, TimmConfig, infer_config, model_args
 from vitlab.weights.timm_layout import eva_names, rename_eva, reorder_pairs, timm_layout
+
+logger = logging.getLogger(__name__)
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -89,7 +103,7 @@ def metadata_timm(
     return {"preprocessing": settings.preprocessing.to_metadata(), **classes, **settings.multi_label}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TimmFile:
     """A checkpoint whose tensors have timm's names."""
 
@@ -113,13 +127,53 @@ def _open(
         is_bare = False
     else:  # the settings follow from the names of the tensors, and from what lies beside them
         tensors, origin = to_timm_names(name, read(path), assume.prefix)
-        tensors, origin = describe_open_clip(path, tensors, origin)
+        tensors, origin = _describe_open_clip(path, tensors, origin)
         settings = _described_config(origin, assume, image_size, "pos_embed" in tensors)
         where = check_architecture(name, settings.architecture)
         is_bare = not origin.described
     if not settings.architecture:
         check_bare(where, tensors.keys())
     return TimmFile(where, settings, rename_eva(tensors), origin, is_bare)
+
+
+def _describe_open_clip(weights: Path, tensors: Tensors, origin: Origin) -> tuple[Tensors, Origin]:
+    """The tensors by timm's names, and their origin, with what open_clip_config.json says where one lies beside the
+    weights of an open_clip model. Raises UserError for an invalid one."""
+    path = weights.parent / OPEN_CLIP_CONFIG
+    if not path.is_file() or not (origin.code_base == "CLIP" or "visual." in origin.prefix):
+        return tensors, origin
+    settings = read_settings(path, OPEN_CLIP)
+    model = settings.get("model_cfg", {})
+    vision = model.get("vision_cfg", {})
+    size = vision.get("image_size", 224)
+    described: dict[str, Any] = {"image_size": tuple(size) if isinstance(size, list) else size}
+    if origin.code_base == "CLIP":
+        is_tanh = vision.get("act_kwargs", {}).get("approximate") == "tanh"
+        has_mean = vision.get("pool_type") == "avg"
+        described["heads"] = vision.get("width", 768) // vision.get("head_width", 64)
+        described["gelu"] = "quick" if model.get("quick_gelu") else "tanh" if is_tanh else "erf"
+        described["layer_norm_eps"] = vision.get("norm_kwargs", {}).get("eps", 1e-5)
+        described["pool"] = "gap" if has_mean else "token"
+        if has_mean and vision.get("final_ln_after_pool"):
+            tensors = {re.sub(r"^norm\.", "fc_norm.", name): tensor for name, tensor in tensors.items()}
+    else:  # the image tower is one of timm's
+        described["architecture"] = vision.get("timm_model_name", "")
+        described["pool"] = vision.get("timm_pool") or None
+    images = _open_clip_images(settings.get("preprocess_cfg", {}), path)
+    return tensors, dataclasses.replace(origin, images=images, described=described)
+
+
+def _open_clip_images(settings: dict[str, Any], path: Path) -> Images:
+    """How the config's `preprocess_cfg` prepares images."""
+    mode = settings.get("resize_mode", "shortest")
+    if mode not in ("shortest", "squash"):
+        logger.warning("%s: images are squashed to size: resize_mode=%r is not supported", path, mode)
+    mean, std = OPENAI_IMAGES.mean_std
+    return Images(
+        mean_std=(settings.get("mean", mean), settings.get("std", std)),
+        crop=1.0 if mode == "shortest" else None,
+        interpolation="bilinear" if settings.get("interpolation") == "bilinear" else "bicubic",
+    )
 
 
 def _described_config(origin: Origin, assume: Assumptions, image_size: ImageSize | None, has_table: bool) -> TimmConfig:

@@ -1,4 +1,4 @@
-"""What the names of timm's architectures say, in timm's own arguments, and which architectures are refused. The table
+"""What the names of timm's architectures say, in timm's own arguments, and the families of models that are refused.
 `ARCHITECTURES` is read to build a model here, and to choose the architecture of a model of ours."""
 
 import re
@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from vitlab.errors import UserError
 from vitlab.models import Rotary
-from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
 HEADS = {
     **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
@@ -65,6 +64,31 @@ WRITTEN = {
 FAMILIES = ("vit", "deit", "deit3", "flexivit", "eva", "eva02", "beit3", "resnetv2", "test")
 """First words of the architectures that may load."""
 SUPPORTED = "Supported are plain ViTs, those on a BiT stem, and BiT's ResNets; docs/checkpoints.md lists them."
+REFUSED = (
+    ("^(beit(v2)?_|beit$|data2vec)", "BEiT, BEiTv2 and Data2Vec add a learned relative position bias to the attention"),
+    ("^aimv2", "AIMv2's blocks have RMSNorm in place of LayerNorm"),
+    ("^(naflexvit|siglip2)", "NaFlex models take images of any aspect ratio as sequences of patches"),
+    ("^cait", "CaiT mixes attention heads (talking heads) and ends with class-attention blocks"),
+    ("^xcit", "XCiT's attention is between channels (cross-covariance), not between tokens"),
+    ("^swin", "Swin's attention is within shifted windows, and its stages merge patches"),
+    ("^eva02_enormous|_rpn_", "its blocks have LayerNorm after each branch"),
+    ("_xp_|_dp_|parallel|_18x2_|_d?pwee_", "the branches of its blocks are parallel"),
+    ("_dwee_|_dlittle_", "its attention is differential"),
+    ("_sapiens2|^test_vit4", "its blocks have RMSNorm"),
+    ("_rope_mixed_", "its rotary positions are learned"),
+    ("_s?relpos_", "its relative positions are biases of the attention"),
+    ("^resnetv2_(?!.*_bit)", "it is not a ResNet of BiT"),
+    ("_resnet|_mci_", "its stem is not BiT's"),
+)
+"""Pattern of timm's `architecture` or Hugging Face's `model_type`, and what is different."""
+REFUSED_TENSORS = (
+    (r"^blocks\..*relative_position_bias_table$|^rel_pos_bias\.", "beit"),
+    (r"^layers\.\d+\.blocks\.\d+\.attn\.", "swin"),
+    (r"^embeds\.", "naflexvit"),
+    (r"^blocks_token_only\.", "cait"),
+    (r"^cls_attn_blocks\.", "xcit"),
+)
+"""Pattern of a tensor in timm's checkpoints that only one of these families has."""
 
 
 def named_args(*architectures: str) -> dict[str, Any]:
@@ -89,10 +113,23 @@ def check_architecture(name: str, architecture: str) -> str:
     return where
 
 
+def why_unsupported(name: str) -> str:
+    """What is different in the models of an `architecture` or `model_type`; empty where nothing is known to be."""
+    return next((reason for pattern, reason in REFUSED if re.search(pattern, name)), "")
+
+
+def check_family(where: str, names: Collection[str]) -> None:
+    """Raises UserError where the tensors of a file without a config.json have names of a refused family."""
+    families = [family for pattern, family in REFUSED_TENSORS if any(re.search(pattern, name) for name in names)]
+    if "blocks.0.norm1.weight" in names and not any(name.endswith("norm1.bias") for name in names):
+        families = ["aimv2"]
+    if families:
+        raise UserError(f"{where}: {why_unsupported(families[0])}. {SUPPORTED}")
+
+
 def check_bare(where: str, names: Collection[str]) -> None:
-    """Raises UserError for a bare file with names of tensors that only other families have, or models with RoPE."""
-    if family := family_of_tensors(names):
-        raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
+    """Raises UserError for a bare file of a refused family, or of models with RoPE."""
+    check_family(where, names)
     for name in names:
         if re.search(r"\.attn\.(q_bias|q_proj\.|norm\.)|\.mlp\.norm\.|\.gamma_1$", name):
             raise UserError(

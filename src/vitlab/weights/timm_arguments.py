@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.variant import all_settings
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import processed_size
@@ -56,7 +56,9 @@ def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str,
         heads = ["head", "head_dist"] if config.variant.distilled else "head"
         layers: dict[str, Any] = {"pool_size": None, "first_conv": "patch_embed.proj", "classifier": heads}
     else:
-        architecture, args = _resnet_args(config.body)
+        architecture, factor = RESNETS[config.body.layers]
+        stem = config.body.width // factor
+        args = {"channels": [4 * stem * 2**stage for stage in range(len(config.body.layers))], "stem_chs": stem}
         layers = {"pool_size": list(config.grid), "first_conv": "stem.conv", "classifier": "head.fc"}
     if config.in_chans != 3:
         layers["first_conv"] = None  # timm adapts the filters of this layer from RGB
@@ -136,13 +138,6 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     if variant.layer_scale is not None:
         args["init_values"] = variant.layer_scale
     return written_eps(kind)[variant.layer_norm_eps], args
-
-
-def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
-    """The name of an architecture, and every argument that makes it this ResNet."""
-    architecture, factor = RESNETS[body.layers]
-    width = body.width // factor
-    return architecture, {"channels": [4 * width * 2**stage for stage in range(len(body.layers))], "stem_chs": width}
 
 
 def check_representable(config: ModelConfig) -> None:

@@ -16,7 +16,7 @@ from vitlab.settings import read_fields
 from vitlab.weights.folder import read_settings
 from vitlab.weights.huggingface_layout import IMAGENET
 from vitlab.weights.json_fields import NAMES, TIMM, multi_label_metadata
-from vitlab.weights.layout import check_sizes, count_units, num_rows, require_shape
+from vitlab.weights.layout import as_size, check_sizes, count_units, num_rows, require_shape
 from vitlab.weights.original_names import Tensors
 from vitlab.weights.timm_architectures import ACTIVATIONS, HEADS, ROTARY, SIGLIP, SUPPORTED, named_args, rotary_of
 from vitlab.weights.timm_layout import BACKBONE
@@ -31,17 +31,18 @@ HeightWidth = tuple[int, int]
 Args = Mapping[str, Any]
 # The `model_args` that are read, that the tensors show, or that affect training alone. Any other is refused.
 _COMMON_ARGS = ("drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes")
-_IMAGE_ARGS = ("img_size", "strict_img_size", "dynamic_img_size", "dynamic_img_pad", "patch_size")
-_SIZE_ARGS = ("embed_dim", "depth", "num_heads", "mlp_ratio", "attn_pool_num_heads", "attn_pool_mlp_ratio")
-_TOKEN_ARGS = ("class_token", "reg_tokens", "num_reg_tokens", "pool_include_prefix")
-_POSITION_ARGS = ("no_embed_class", "pos_embed", "use_abs_pos_emb", "use_rot_pos_emb", *ROTARY)
-_NORM_ARGS = ("norm_layer", "qk_norm", "pre_norm", "fc_norm", "final_norm", "scale_attn_inner", "scale_mlp")
-_EVA_NORM_ARGS = ("use_fc_norm", "use_pre_transformer_norm", "use_post_transformer_norm")
-_BLOCK_ARGS = ("act_layer", "attn_type", "init_values", "proj_bias", "qkv_bias", "qkv_fused", "swiglu_mlp")
-_TRAINING_ARGS = ("attn_drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_drop_rate", "weight_init")
-VIT_ARGS = {*_COMMON_ARGS, *_IMAGE_ARGS, *_SIZE_ARGS, *_TOKEN_ARGS, *_POSITION_ARGS}
-VIT_ARGS |= {*_NORM_ARGS, *_EVA_NORM_ARGS, *_BLOCK_ARGS, *_TRAINING_ARGS}
 RESNET_ARGS = {*_COMMON_ARGS, "channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
+VIT_ARGS = {
+    *_COMMON_ARGS,
+    *("img_size", "strict_img_size", "dynamic_img_size", "dynamic_img_pad", "patch_size"),
+    *("embed_dim", "depth", "num_heads", "mlp_ratio", "attn_pool_num_heads", "attn_pool_mlp_ratio"),
+    *("class_token", "reg_tokens", "num_reg_tokens", "pool_include_prefix"),
+    *("no_embed_class", "pos_embed", "use_abs_pos_emb", "use_rot_pos_emb", *ROTARY),
+    *("norm_layer", "qk_norm", "pre_norm", "fc_norm", "final_norm", "scale_attn_inner", "scale_mlp"),
+    *("use_fc_norm", "use_pre_transformer_norm", "use_post_transformer_norm"),
+    *("act_layer", "attn_type", "init_values", "proj_bias", "qkv_bias", "qkv_fused", "swiglu_mlp"),
+    *("attn_drop_rate", "patch_drop_rate", "pos_drop_rate", "proj_drop_rate", "weight_init"),
+}
 ALLOWED = {"output_stride": (32,), "rope_type": ("cat", "dinov3"), "attn_type": ("eva", "rope")}
 """Arguments -> their only values that are read."""
 
@@ -109,7 +110,7 @@ def _read_preprocessing(architecture: str, pretrained_cfg: Mapping[str, Any], ar
         text = "%s: timm resizes for %d x %d pixels in another way: the same at most for images of that aspect ratio"
         logger.warning(text, path, height, width)
     return Preprocessing(
-        image_size=height if height == width else (height, width),
+        image_size=as_size(height, width),
         resize=resize if is_crop else None,
         keep_aspect=mode == "center" and is_crop,
         interpolation=cfg.get("interpolation", "bicubic"),
@@ -148,6 +149,8 @@ def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
     check_sizes(args, {"depth": depth, "embed_dim": width, "patch_size": patch, "in_chans": in_chans})
     pool = _infer_pool(tensors, settings.pool, args)
     heads = _infer_heads(width, args)
+    eva_has_none = args.get("use_fc_norm") is False and args.get("use_post_transformer_norm") is False
+    has_no_norm = not args.get("final_norm", not eva_has_none)  # EVA has the two arguments instead
     variant = Variant(
         gelu=_infer_gelu(args),
         swiglu=hidden == 2 * mlp_dim,
@@ -155,7 +158,7 @@ def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
         attention_norm="blocks.0.attn.norm.weight" in tensors,
         mlp_norm="blocks.0.mlp.norm.weight" in tensors,
         pre_norm="norm_pre.weight" in tensors,
-        final_norm=_infer_final_norm(args, has_mean_norm=pool == "gap" and "fc_norm.weight" in tensors),
+        final_norm="none" if has_no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         layer_scale=args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
         registers=registers + (pool != "token" and "cls_token" in tensors),
         distilled="dist_token" in tensors,
@@ -165,7 +168,7 @@ def _infer_vit(tensors: Tensors, settings: TimmConfig) -> ViTConfig:
         map_heads=args.get("attn_pool_num_heads") if pool == "map" else None,
     )
     return ViTConfig(
-        image_size=image_hw[0] if image_hw[0] == image_hw[1] else image_hw,
+        image_size=as_size(*image_hw),
         dynamic_image_size=bool(args.get("dynamic_img_size")),
         in_chans=in_chans,
         patch_size=patch,
@@ -283,19 +286,10 @@ def _infer_gelu(args: Args) -> Literal["tanh", "erf", "quick"]:
     return ACTIVATIONS[act]
 
 
-def _infer_final_norm(args: Args, has_mean_norm: bool) -> Literal["tokens", "mean", "none"]:
-    eva_has_none = args.get("use_fc_norm") is False and args.get("use_post_transformer_norm") is False
-    if not args.get("final_norm", not eva_has_none):  # EVA has these two arguments instead
-        return "none"
-    return "mean" if has_mean_norm else "tokens"
-
-
 def _infer_resnet(tensors: Tensors, settings: TimmConfig) -> ResNetConfig:
     if settings.pool not in (None, "avg"):
         raise UserError(f"global_pool is {settings.pool!r}; a ResNet supports only 'avg'.")
-    height, width = settings.image_hw or (224, 224)
-    size = height if height == width else (height, width)
-    body = _infer_body(tensors, "v2", prefix="")
+    size, body = as_size(*(settings.image_hw or (224, 224))), _infer_body(tensors, "v2", prefix="")
     return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
 
 
