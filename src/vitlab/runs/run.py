@@ -144,36 +144,28 @@ class TrainingRun:
 def write_run(
     config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, init_id: str | None, **record: Any
 ) -> dict[str, Any]:
-    """Ends a run whose model is tested: writes its files, and the result with `record`, which is returned."""
-    if folder.writes:
-        write_files(config, folder.path, splits.test, model, test, init_id)
-    folder.write_result({"test": test.record(), **record, **splits.record})
-    return folder.read_result()  # a barrier: all files are written
-
-
-def write_files(
-    config: TrainConfig, folder: Path, test_set: Dataset, model: Any, test: Any, init_id: str | None
-) -> None:
-    """Writes the model, and its predictions or reconstructions."""
-    preprocessing = config.data.preprocessing(config.model.image_size)
+    """Ends a run whose model is tested: writes the model, its predictions or reconstructions, and the result with
+    `record`, which is returned."""
+    data, path = config.data, folder.path
+    preprocessing = data.preprocessing(config.model.image_size)
     metadata = {
-        "dataset": config.data.name,
-        "root": config.data.root,
-        "class_indices": config.data.classes,
-        "on_error": config.data.on_error,
-        "read": config.data.read_settings,
+        "dataset": data.name,
+        "root": data.root,
+        "class_indices": data.classes,
+        "on_error": data.on_error,
+        "read": data.read_settings,
         "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }
-    if config.masking is None:
-        write_predictions(folder / PREDICTIONS, test, test_set)
-        metadata |= {"classes": list(test_set.classes), **test.metadata()}
-        if test_set.multi_label:
-            metadata["multi_label"] = True
-        save_model(model, folder / "model", extra=metadata)
-    else:
-        save_masked(model, folder, extra=metadata)
-        write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
+    if folder.writes and config.masking is None:
+        write_predictions(path / PREDICTIONS, test, splits.test)
+        metadata |= {"classes": list(splits.test.classes), **test.metadata()}
+        save_model(model, path / "model", extra=metadata | ({"multi_label": True} if splits.test.multi_label else {}))
+    elif folder.writes:
+        save_masked(model, path, extra=metadata)
+        write_reconstructions(model, splits.test, path, preprocessing=preprocessing)
+    folder.write_result({"test": test.record(), **record, **splits.record})
+    return folder.read_result()  # a barrier: all files are written
 
 
 def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:
@@ -202,9 +194,7 @@ def load_reasons(workdir: Path, world: World = SINGLE) -> tuple[Reason, ...]:
 
 def excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
-    if data.exclude is None:
-        return {}
-    return {"excluded": list_fingerprint(data.exclude)}
+    return {} if data.exclude is None else {"excluded": list_fingerprint(data.exclude)}
 
 
 def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:
