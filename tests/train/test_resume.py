@@ -14,7 +14,7 @@ from vitlab.config import TrainConfig
 
 
 @pytest.mark.usefixtures("unchecked")  # each process would compile the checks anew
-@pytest.mark.parametrize(("config", "processes"), [(settings(16), 2), (masked(20), 1)])
+@pytest.mark.parametrize(("config", "processes"), [(settings(12), 2), (masked(12), 1)])
 def test_killed_again_and_again(config: TrainConfig, processes: int, tmp_path: Path) -> None:
     """Of two processes one is killed, and the other ends by itself."""
     assert all(map(importlib.import_module, IMPORTS))  # once, not in each process
