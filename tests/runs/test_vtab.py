@@ -53,7 +53,6 @@ def setting(config: TrainConfig) -> TrainConfig:
         steps=40,
         batch_size=16,
         log_every=10,
-        checkpoint_every=40,
         precision="float32",
     )
 

@@ -17,7 +17,7 @@ import torch
 from small_disk import small_disk
 from small_step import BATCH, CONFIG, IMAGES, new_state
 
-from vitlab.config import TrainConfig
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.train import checkpoint
 from vitlab.train.checkpoint import (
@@ -52,14 +52,16 @@ def same_state(one: TrainState, two: TrainState) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_state_is_restored_to_the_bit(precision: Any) -> None:
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "quantity"), [("float32", "adam", "exp_avg"), ("bfloat16", "sgd", "momentum_buffer")]
+)
+def test_state_is_restored_to_the_bit(precision: Any, optimizer: Any, quantity: str) -> None:
     """The next step of another model with the restored state is the same."""
-    config = dataclasses.replace(CONFIG, precision=precision)
+    config = dataclasses.replace(CONFIG, precision=precision, optim=OptimConfig(optimizer, lr=1e-2))
     state = new_state(config)
     step(config, state)
     saved = {name: tensor.clone() for name, tensor in state.tensors().items()}
-    assert {"sums", "weights/head.weight", "average/head.weight", "optimizer/head.weight/exp_avg"} <= saved.keys()
+    assert {"sums", "weights/head.weight", "average/head.weight", f"optimizer/head.weight/{quantity}"} <= saved.keys()
     assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in saved.values())
     other = new_state(config, seed=1)
     assert not same_state(other, state)

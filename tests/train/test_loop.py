@@ -16,25 +16,23 @@ import pytest
 import torch
 from image_files import example_at
 from safetensors.torch import load_file
-from small_run import digits, largest_difference, records
+from small_run import digits, initial_model, largest_difference, records, run
 from torch import Tensor, nn
 
 from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
-from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.dataset import Labels
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch, train_batches
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
-from vitlab.models.vit import Model, build_model
-from vitlab.settings import to_dict
+from vitlab.models.vit import build_model
 from vitlab.train import loop, microbatch
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest
 from vitlab.train.clock import Clock, TimeLimit
 from vitlab.train.distributed import SINGLE, World, init_distributed
-from vitlab.train.loop import NonFiniteError, StoppedError, train
-from vitlab.train.objectives import classification_loss, create_training_model
+from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.objectives import classification_loss
 from vitlab.train.optim import learning_rate
-from vitlab.train.workdir import Workdir
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=10)
 PLAIN = TrainConfig(
@@ -63,16 +61,6 @@ EVERYTHING = dataclasses.replace(
 
 Weights = dict[str, Tensor]
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
-
-
-def run(config: TrainConfig, folder: Path, evaluate: loop.Evaluate | None = None, data: Dataset | None = None) -> Model:
-    """Trains the same initial model as `config` says, or continues the run in `folder`."""
-    with Workdir(folder, to_dict(config), tensorboard=False) as workdir:
-        return train(config, workdir, initial_model(config), data or digits(), evaluate)
-
-
-def initial_model(config: TrainConfig) -> Model:
-    return build_model(config.model, generator=torch.Generator().manual_seed(0))
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -259,13 +247,10 @@ class Scripted(TimeLimit):
         return 5 if step == 3 else total
 
 
-def shortened(folder: Path, shortens: bool, stop_at: int = 0) -> Model:
+def shortened(folder: Path, shortens: bool, evaluate: loop.Evaluate = norm) -> nn.Module:
     """A run of nine steps, or five where it `shortens`."""
     config = dataclasses.replace(EVERYTHING, checkpoint_every=1, log_every=1)
-    limit = (Scripted if shortens else TimeLimit)(Clock(1e6), 1e-3, 0.0)
-    with Workdir(folder, to_dict(config), tensorboard=False) as workdir:
-        evaluate = crash_at(stop_at) if stop_at else norm
-        return train(config, workdir, initial_model(config), digits(), evaluate, limit=limit)
+    return run(config, folder, evaluate, limit=(Scripted if shortens else TimeLimit)(Clock(1e6), 1e-3, 0.0))
 
 
 def test_a_resumed_run_keeps_its_changes(tmp_path: Path) -> None:
@@ -275,7 +260,7 @@ def test_a_resumed_run_keeps_its_changes(tmp_path: Path) -> None:
     assert rates == {step: learning_rate(EVERYTHING.optim, at, 9) for step, at in enumerate([0, 1, 2, 3, 6], 1)}
     assert records(tmp_path / "straight", "total_steps") == {4: 5, 5: 5}
     with pytest.raises(CrashError):
-        shortened(tmp_path / "killed", shortens=True, stop_at=4)
+        shortened(tmp_path / "killed", shortens=True, evaluate=crash_at(4))
     resumed = weights_of(shortened(tmp_path / "killed", shortens=False))
     assert all(torch.equal(resumed[name], straight[name]) for name in straight)
     metrics = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("straight", "killed")]
@@ -320,9 +305,8 @@ def test_a_signal_ends_the_run_within_one_microbatch(tmp_path: Path, straight: t
     """Batches of 12 in parts of 5: the seventh part is the first of step 3, which is dropped; step 2 is saved."""
     model = initial_model(EVERYTHING)
     parts = MicroBatches(model, 7)
-    stopped = pytest.raises(StoppedError, match="saved at step 2/9")
-    with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
-        train(EVERYTHING, workdir, model, digits(), norm)
+    with pytest.raises(StoppedError, match="step 2/9"):
+        run(EVERYTHING, tmp_path, norm, model=model)
     assert parts.count == 7
     assert_same_end(tmp_path, straight)
 
@@ -390,15 +374,14 @@ def test_microbatch_is_no_setting(tmp_path: Path) -> None:
     short = dataclasses.replace(PLAIN, checkpoint_every=1, eval_every=1)
     with pytest.raises(CrashError):
         run(dataclasses.replace(short, microbatch=5), tmp_path, crash_at(3))
-    with Workdir(tmp_path, to_dict(short), tensorboard=False) as workdir:
-        assert workdir.read_runtime() == {"device": "cpu", "processes": 1, "microbatch": 5}
-        for measured, passes in ((12, 3), (6, 2)):
-            model = initial_model(short)
-            parts = MicroBatches(model)
-            with pytest.raises(CrashError):
-                train(short, workdir, model, digits(), crash_at(2), microbatch=measured)
-            assert parts.count == passes  # of one step: the run begins with the evaluation that crashed
-            workdir.write_runtime({"device": "NVIDIA H200", "processes": 1, "microbatch": 5})
+    runtime = tmp_path / "runtime.json"
+    assert json.loads(runtime.read_text()) == {"device": "cpu", "processes": 1, "microbatch": 5}
+    for measured, passes in ((12, 3), (6, 2)):
+        parts = MicroBatches(model := initial_model(short))
+        with pytest.raises(CrashError):
+            run(short, tmp_path, crash_at(2), model=model, microbatch=measured)
+        assert parts.count == passes  # of one step: the run begins with the evaluation that crashed
+        runtime.write_text('{"device": "NVIDIA H200", "processes": 1, "microbatch": 5}')
 
 
 def test_a_warmup_longer_than_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -495,10 +478,7 @@ def test_unreadable_images_of_one_rank(kind: str, fsdp: bool, tmp_path: Path, in
     assert len(set(map(len, shards))) > 1
 
     def trained(world: World) -> dict[str, np.ndarray]:
-        model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0))
-        folder = tmp_path / str(world.world_size)
-        with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
-            end = train(config, workdir, model, data)
+        end = run(config, tmp_path / str(world.world_size), None, data, world=world)
         return {name: tensor.numpy() for name, tensor in end.state_dict().items()}
 
     def job() -> dict[str, np.ndarray]:
