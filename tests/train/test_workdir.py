@@ -34,6 +34,33 @@ def test_settings_are_saved_and_continue_the_run(tmp_path: Path) -> None:
     assert len(read_log(folder / "metrics.jsonl")) == 2
 
 
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    open_workdir(tmp_path).close()
+    before = (tmp_path / "config.json").read_bytes()
+    other = {"model": {"width": 384, "image_size": (32, 32), "depth": 6}, "optim": {"lr": 0.001}, "steps": 10}
+    with pytest.raises(ValueError, match="other settings") as caught:
+        open_workdir(tmp_path, other)
+    differences = str(caught.value).splitlines()[1:-1]
+    assert differences == ["  model.depth: not set -> 6", "  model.width: 192 -> 384", "  steps: None -> 10"]
+    assert (tmp_path / "config.json").read_bytes() == before
+    open_workdir(tmp_path).close()  # the folder is not locked
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("folder:a", "folder:b/", True),
+        ("folder:a", "csv:a", False),
+        ("shards:https://host/a", "shards:https://host/b", False),
+        ("shards:hub:a/b", "shards:hub:a/c", False),
+    ],
+)
+def test_the_location_of_local_images_may_differ(before: str, after: str, same: bool, tmp_path: Path) -> None:
+    open_workdir(tmp_path, {"data": {"name": before, "root": None}}).close()
+    with contextlib.nullcontext() if same else pytest.raises(ValueError, match=r"data\.name"):
+        open_workdir(tmp_path, {"data": {"name": after, "root": "/elsewhere"}}).close()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("run/thesis.tex", "x"), ("run", ""), ("run/config.json", "{")],
