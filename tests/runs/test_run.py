@@ -118,26 +118,6 @@ def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatc
         assert run.evaluation_options(config, torch.device("cuda")).batch_size == batch_size
 
 
-def test_settings_of_a_run_know_labels_and_file_names(config: TrainConfig, tmp_path: Path) -> None:
-    """Not the folders of the files, which may be moved."""
-
-    def settings(folder: Path) -> dict[str, Any]:
-        data = dataclasses.replace(config.data, name=f"folder:{folder}", classes=None, train_split="train")
-        return run.run_settings("pretrain", None, load_splits(data), config)
-
-    for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(4)):
-        put(tmp_path / "a" / split / label / f"{label}{number}.png")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    before = settings(tmp_path / "a")
-    assert settings(tmp_path / "b") == before
-    (tmp_path / "b/test/cat/cat0.png").rename(tmp_path / "b/test/cat/cat4.png")
-    renamed = settings(tmp_path / "b")["names_and_labels"]
-    assert renamed["train"] == before["names_and_labels"]["train"]
-    assert renamed["test"] != before["names_and_labels"]["test"]
-    (tmp_path / "b/train/cat/cat0.png").rename(tmp_path / "b/train/dog/cat0.png")
-    assert settings(tmp_path / "b")["names_and_labels"]["train"] != before["names_and_labels"]["train"]
-
-
 @pytest.fixture
 def own(config: TrainConfig, tmp_path: Path) -> Callable[..., Any]:
     """Trains one step on `folder:data`, two classes whose files have the same names, or on other words for it."""

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from small_disk import small_disk
-from small_step import BATCH, CONFIG, IMAGES, new_state
+from small_step import CONFIG, make_step, new_state
 
-from vitlab.config import OptimConfig, TrainConfig
+from vitlab.config import OptimConfig
 from vitlab.errors import UserError
 from vitlab.train import checkpoint
 from vitlab.train.checkpoint import (
@@ -28,8 +28,6 @@ from vitlab.train.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from vitlab.train.objectives import create_objective
-from vitlab.train.step import train_step
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
@@ -41,10 +39,6 @@ TENSORS = {
     "odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-42]),
 }
 STATE = {"examples": 12, "nested": {"rate": 0.1, "names": ["a", "b"]}, "nothing": None}
-
-
-def step(config: TrainConfig, state: TrainState) -> None:
-    train_step(config, state, create_objective(config), BATCH, 1e-2, len(IMAGES))
 
 
 def same_state(one: TrainState, two: TrainState) -> bool:
@@ -59,7 +53,7 @@ def test_state_is_restored_to_the_bit(precision: Any, optimizer: Any, quantity: 
     """The next step of another model with the restored state is the same."""
     config = dataclasses.replace(CONFIG, precision=precision, optim=OptimConfig(optimizer, lr=1e-2))
     state = new_state(config)
-    step(config, state)
+    make_step(config, state)
     saved = {name: tensor.clone() for name, tensor in state.tensors().items()}
     assert {"sums", "weights/head.weight", "average/head.weight", f"optimizer/head.weight/{quantity}"} <= saved.keys()
     assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in saved.values())
@@ -69,7 +63,7 @@ def test_state_is_restored_to_the_bit(precision: Any, optimizer: Any, quantity: 
     assert (other.step, other.skipped, other.last_logged_step) == (1, 2, 1)
     assert same_state(other, state)
     for run in (state, other):
-        step(config, run)
+        make_step(config, run)
     assert same_state(other, state)
     assert not torch.equal(saved["weights/head.weight"], state.tensors()["weights/head.weight"])
 

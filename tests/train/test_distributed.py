@@ -2,11 +2,8 @@
 
 import datetime
 import functools
-import os
-import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,30 +105,3 @@ def test_a_batch_and_a_device_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
         assert World(5, 8, 1).device("auto") == ("cuda:1" if available else "auto")
         assert World(5, 8, 1).device("cpu") == "cpu"
         assert SINGLE.device("auto") == "auto"
-
-
-@pytest.mark.parametrize(("collective", "killed"), [("all_reduce", 0), ("broadcast", 1)])
-def test_one_that_is_killed_ends_the_others(collective: str, killed: int, tmp_path: Path, in_ranks: InRanks) -> None:
-    """Within seconds, wherever they wait for it."""
-
-    def job() -> None:
-        with init_distributed() as world:
-            exchange = {
-                "all_reduce": lambda: world.all_reduce(1),
-                "broadcast": lambda: world.broadcast_object(lambda: 1),
-            }[collective]
-            try:
-                exchange()
-                if world.rank == killed:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                exchange()
-            except RuntimeError:
-                (tmp_path / "noticed").touch()
-                raise
-
-    since = time.monotonic()
-    with pytest.raises(EOFError):  # of the pipe of the killed one
-        in_ranks(2, job)
-    while not (tmp_path / "noticed").exists():
-        assert time.monotonic() - since < 100
-        time.sleep(0.01)
