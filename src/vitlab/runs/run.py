@@ -3,6 +3,7 @@
 `TrainingRun` is one run: of `pretrain`, of `vtab`, or of a job of `finetuning`.
 """
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +14,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitlab.config import DataConfig, TrainConfig
+from vitlab.config import DataConfig, FewShotConfig, ReadConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import list_fingerprint
 from vitlab.data.identity import names_and_labels_fingerprint, portable_fingerprints
+from vitlab.data.registry import load_dataset, require_disjoint
+from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.features import features, frozen_preprocessing
+from vitlab.evaluation.fewshot import accuracies, sample_examples
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.result import format_evaluation
+from vitlab.models.vit import Model
 from vitlab.recipes.resolve import Reason
-from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
@@ -216,3 +221,50 @@ def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: Wor
     if config.masking is not None:
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
     return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)
+
+
+def create_fewshot_evaluator(
+    settings: FewShotConfig, data: DataConfig, world: World = SINGLE
+) -> Callable[[nn.Module], dict[str, float]]:
+    """A function of the model that returns `fewshot_10shot` and the like, for a run on `data` (Sec. 4.1): least squares
+    on frozen features. The examples are sampled here, from the whole training split even where the run trains on a
+    fraction of it.
+    """
+    own = settings.dataset is None
+    name = data.name if settings.dataset is None else settings.dataset
+    root = data.root if own else settings.root
+    if (name, root) == (data.name, data.root):
+        joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
+        train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
+        if train_splits & test_splits:
+            raise UserError(
+                f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
+                f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
+            )
+    load = functools.partial(
+        load_dataset,
+        name,
+        root=root,
+        classes=settings.classes or (data.classes if own else None),
+        on_error=data.on_error,
+        levels=data.levels,
+        read=data if name == data.name else ReadConfig(),
+    )
+    with world.rank_0_first():
+        train = load(settings.train_split, exclude=data.exclude if own else None)
+        test = load(settings.test_split)
+    require_disjoint(train, test)
+    examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
+    options = LoaderOptions(workers=data.workers, on_error=data.on_error)
+
+    def few_shot(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Model)
+        prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
+        train_x, test_x = (
+            features(model, split, options, preprocessing=prepared, world=world)
+            for split in (examples.train, examples.test)
+        )
+        result = accuracies(examples, train_x, test_x, [settings.l2])
+        return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
+
+    return few_shot
