@@ -58,7 +58,7 @@ def test_settings_that_depend_on_the_epochs() -> None:
     assert "refit" not in resolve(staged(), {"runs": 3}, OPEN["staged"]).open_settings
 
 
-@pytest.mark.parametrize(("examples", "fraction"), [(5_000, 0.2), (10_000, 0.1)])
+@pytest.mark.parametrize(("examples", "fraction"), [(5_000, 0.2), (10_000, 0.1), (1_000_000, 0.001)])
 def test_no_more_images_are_held_out_than_tell(examples: int, fraction: float) -> None:
     assert bit_hyperrule(staged(), examples, "cuda", OPEN["staged"]).held_out == pytest.approx(fraction)
     given = dataclasses.replace(staged(), held_out=0.3)
