@@ -67,9 +67,6 @@ def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool)
     assert calls == ["fused", "fused"]
 
 
-# --- relative positions (App. D.4) -------------------------------------------------------------------------------
-
-
 def test_relative_attention_has_the_derivative_of_its_formula() -> None:
     """softmax(q (k + r) / sqrt(Dh)) v, with r gathered for every pair; the first two tokens have no position."""
     layer, count = Attention(8, 2).double(), 5

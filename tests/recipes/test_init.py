@@ -38,19 +38,16 @@ def shrink(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, model=model, data=data, steps=2, epochs=None, batch_size=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [("jft", "R50x1"), ("jft", "R50+ViT-L/16"), ("imagenet", None), ("masked", None)],
-)
-def test_pretraining_recipe_runs(name: str, model: str | None, tmp_path: Path) -> None:
-    config = shrink(PRETRAIN[name](*([model] if model else [])))
+@pytest.mark.parametrize(("name", "model"), [("jft", "R50x1"), ("jft", "R50+ViT-L/16"), ("masked", "ViT-L/16")])
+def test_pretraining_recipe_runs(name: str, model: str, tmp_path: Path) -> None:
+    config = shrink(PRETRAIN[name](model))
     finished = pretrain(config, tmp_path, device="cpu", tensorboard=False)
     assert finished.config == dataclasses.replace(config, model=finished.config.model)
     assert load_model(tmp_path).config.num_classes == (0 if config.masking else 10)
     assert '"step": 2' in (tmp_path / "metrics.jsonl").read_text()
 
 
-@pytest.mark.parametrize("name", ["imagenet", "vtab", "custom"])
+@pytest.mark.parametrize("name", ["imagenet", "vtab"])
 def test_finetuning_recipe_runs(name: str, tmp_path: Path) -> None:
     start = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, representation_size=8)
     save_model(ViT(start), tmp_path / "checkpoint")
@@ -59,13 +56,3 @@ def test_finetuning_recipe_runs(name: str, tmp_path: Path) -> None:
     assert tuned.config == dataclasses.replace(config, model=tuned.config.model)
     assert tuned.result["test"]["images"] == 359
     assert '"step": 2' in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-@pytest.mark.parametrize("name", PRETRAIN)
-def test_pretraining_takes_the_name_of_a_model(name: str) -> None:
-    recipe = PRETRAIN[name]
-    large = recipe("ViT-L/16")
-    assert isinstance(large.model, ViTConfig)
-    assert (large.model.width, large.model.depth, large.model.heads) == (1024, 24, 16)
-    assert large.model.num_classes == recipe().model.num_classes
-    assert recipe() == recipe()

@@ -1,7 +1,6 @@
 """What data, checkpoint and device choose."""
 
 import dataclasses
-import math
 
 import pytest
 
@@ -18,7 +17,6 @@ S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp
 @pytest.mark.parametrize(
     ("examples", "steps", "warmup", "mixup", "batch"),
     [
-        (40, 500, 100, 0.0, 32),
         (1_020, 500, 100, 0.0, 64),
         (19_999, 500, 100, 0.0, 512),
         (20_000, 10_000, 500, 0.1, 512),
@@ -60,7 +58,7 @@ def test_settings_that_depend_on_the_epochs() -> None:
     assert "refit" not in resolve(staged(), {"runs": 3}, OPEN["staged"]).open_settings
 
 
-@pytest.mark.parametrize(("examples", "fraction"), [(40, 0.2), (5_000, 0.2), (10_000, 0.1), (1_000_000, 0.001)])
+@pytest.mark.parametrize(("examples", "fraction"), [(5_000, 0.2), (10_000, 0.1), (1_000_000, 0.001)])
 def test_no_more_images_are_held_out_than_tell(examples: int, fraction: float) -> None:
     assert bit_hyperrule(staged(), examples, "cuda", OPEN["staged"]).held_out == pytest.approx(fraction)
     given = dataclasses.replace(staged(), held_out=0.3)
@@ -77,7 +75,7 @@ def test_bit_hyperrule_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("examples", "batch", "steps", "warmup", "sweep_steps"),
-    [(160, 32, 100, 20, 20), (2_934, 32, 500, 100, 100), (50_000, 32, 500, 100, 100)],
+    [(160, 32, 100, 20, 20), (50_000, 32, 500, 100, 100)],
 )
 def test_bit_hyperrule_on_a_cpu(examples: int, batch: int, steps: int, warmup: int, sweep_steps: int) -> None:
     """A ViT-S/14 at 224 pixels would take hours for BiT's own steps; a small model takes BiT's."""
@@ -85,18 +83,14 @@ def test_bit_hyperrule_on_a_cpu(examples: int, batch: int, steps: int, warmup: i
     chosen = bit_hyperrule(config, examples, "cpu", OPEN["custom"])
     assert (chosen.batch_size, chosen.steps, chosen.epochs) == (batch, steps, None)
     assert (chosen.optim.warmup_steps, chosen.sweep_steps) == (warmup, sweep_steps)
-    assert bit_hyperrule(config, examples, "cuda", OPEN["custom"]).batch_size == min(
-        512, max(32, 2 ** int(math.log2(examples / 8)))
-    )
     tiny = dataclasses.replace(config, model=dataclasses.replace(S14, image_size=28, depth=2))
-    assert (
-        bit_hyperrule(tiny, examples, "cpu", OPEN["custom"]) == bit_hyperrule(tiny, examples, "cuda", OPEN["custom"])
-    ) == (examples < 20_000)
+    on_cpu, on_gpu = (bit_hyperrule(tiny, examples, device, OPEN["custom"]) for device in ("cpu", "cuda"))
+    assert (on_cpu == on_gpu) == (examples < 20_000)
 
 
 @pytest.mark.parametrize(
     ("size", "patch", "device_type", "expected"),
-    [(518, 14, "cpu", 224), (384, 16, "cpu", 224), (518, 14, "cuda", 518), (32, 4, "cpu", 32), (510, 30, "cpu", 210)],
+    [(384, 16, "cpu", 224), (518, 14, "cuda", 518), (32, 4, "cpu", 32), (510, 30, "cpu", 210)],
 )
 def test_default_image_size(size: int, patch: int, device_type: str, expected: int) -> None:
     model = dataclasses.replace(S14, image_size=size, patch_size=patch)

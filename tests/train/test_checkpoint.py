@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from small_disk import small_disk
-from small_step import BATCH, CONFIG, IMAGES, new_state
-from torch import Tensor
+from small_step import CONFIG, make_step, new_state
 
-from vitlab.config import TrainConfig
+from vitlab.config import OptimConfig
+from vitlab.errors import UserError
 from vitlab.train import checkpoint
 from vitlab.train.checkpoint import (
     CheckpointWriter,
@@ -28,8 +28,6 @@ from vitlab.train.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from vitlab.train.objectives import create_objective
-from vitlab.train.step import train_step
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
@@ -43,23 +41,21 @@ TENSORS = {
 STATE = {"examples": 12, "nested": {"rate": 0.1, "names": ["a", "b"]}, "nothing": None}
 
 
-def step(config: TrainConfig, state: TrainState) -> None:
-    train_step(config, state, create_objective(config), BATCH, 1e-2, len(IMAGES))
-
-
 def same_state(one: TrainState, two: TrainState) -> bool:
     first, second = one.tensors(), two.tensors()
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_state_is_restored_to_the_bit(precision: Any) -> None:
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "quantity"), [("float32", "adam", "exp_avg"), ("bfloat16", "sgd", "momentum_buffer")]
+)
+def test_state_is_restored_to_the_bit(precision: Any, optimizer: Any, quantity: str) -> None:
     """The next step of another model with the restored state is the same."""
-    config = dataclasses.replace(CONFIG, precision=precision)
+    config = dataclasses.replace(CONFIG, precision=precision, optim=OptimConfig(optimizer, lr=1e-2))
     state = new_state(config)
-    step(config, state)
+    make_step(config, state)
     saved = {name: tensor.clone() for name, tensor in state.tensors().items()}
-    assert {"sums", "weights/head.weight", "average/head.weight", "optimizer/head.weight/exp_avg"} <= saved.keys()
+    assert {"sums", "weights/head.weight", "average/head.weight", f"optimizer/head.weight/{quantity}"} <= saved.keys()
     assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in saved.values())
     other = new_state(config, seed=1)
     assert not same_state(other, state)
@@ -67,20 +63,16 @@ def test_state_is_restored_to_the_bit(precision: Any) -> None:
     assert (other.step, other.skipped, other.last_logged_step) == (1, 2, 1)
     assert same_state(other, state)
     for run in (state, other):
-        step(config, run)
+        make_step(config, run)
     assert same_state(other, state)
     assert not torch.equal(saved["weights/head.weight"], state.tensors()["weights/head.weight"])
-
-
-def refuse(report: str) -> None:
-    raise AssertionError(report)
 
 
 def save_steps(folder: Path, *steps: int, keep: int = 10) -> list[Path]:
     return [save_checkpoint(folder, step, {"w": torch.full((4,), step)}, {"at": step}, keep) for step in steps]
 
 
-def latest_step(folder: Path, report: Callable[[str], None] = refuse) -> int:
+def latest_step(folder: Path, report: Callable[[str], None] = pytest.fail) -> int:
     latest = load_latest(folder, report)
     assert latest is not None
     return latest.step
@@ -90,23 +82,18 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit, NaNs and signs of zero included."""
-    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))
-    return torch.equal(a, b)
-
-
 def test_everything_comes_back_exactly(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "new" / "folder", 123, TENSORS, STATE, keep=1)
     assert path.name == "step-000000123"
-    loaded = load_latest(tmp_path / "new" / "folder", refuse)
+    loaded = load_latest(tmp_path / "new" / "folder", pytest.fail)
     assert loaded is not None
     assert (loaded.path, loaded.step, loaded.state) == (path, 123, STATE)
     assert loaded.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         back = loaded.tensors[name]
         assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape), name
-        assert same(back, tensor), name
+        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (back, tensor)]  # of NaN and -0.0 too
+        assert torch.equal(*bits), name
 
 
 def test_the_last_few_stay_and_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
@@ -140,15 +127,11 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def change_step(path: Path) -> None:
-    path.write_text(path.read_text().replace('"at": 20', '"at": 21'))
-
-
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
         (checkpoint.TENSORS, flip_bit),
-        (checkpoint.STATE, change_step),
+        (checkpoint.STATE, lambda path: path.write_text(path.read_text().replace('"at": 20', '"at": 21'))),
         (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff")),
         (checkpoint.TENSORS, Path.unlink),
     ],
@@ -161,15 +144,10 @@ def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage
     (report,) = reports
     assert newest.name in report
     assert file in report
-
-
-def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
-    for path in save_steps(tmp_path, 10, 20):
-        flip_bit(path / checkpoint.TENSORS)
-    reports: list[str] = []
-    with pytest.raises(ValueError, match="every checkpoint"):
+    flip_bit(tmp_path / "step-000000010" / checkpoint.TENSORS)
+    with pytest.raises(UserError, match="every"):
         load_latest(tmp_path, reports.append)
-    assert len(reports) == 2
+    assert len(reports) == 3
 
 
 def test_a_valid_one_stays_and_a_corrupt_one_is_replaced(tmp_path: Path) -> None:
@@ -192,8 +170,8 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     record["format"] = 99
     record["checksum"] = checkpoint._checksum(record)
     (path / checkpoint.STATE).write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="format 99") as caught:
-        load_latest(tmp_path, refuse)
+    with pytest.raises(ValueError, match="99") as caught:
+        load_latest(tmp_path, pytest.fail)
     assert not isinstance(caught.value, CorruptCheckpointError)
 
 
@@ -206,9 +184,6 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> Non
     assert latest_step(tmp_path) == 10
 
 
-# --- a writer that is killed
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path) -> None:
     """Killed at many moments; the last one announced, or a later one, is always there and whole."""
@@ -218,7 +193,7 @@ def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path) -> No
             save_checkpoint(folder, step, {"w": torch.full((300_000,), step)}, {"at": step}, keep=2)
             announce.send(step)
 
-    for kill in range(0, 8, 2):
+    for kill in range(0, 6, 2):
         receiver, announce = multiprocessing.Pipe(duplex=False)
         folder = tmp_path / str(kill)
         writer = multiprocessing.get_context("fork").Process(target=write, args=(folder, announce), daemon=True)
@@ -230,7 +205,7 @@ def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path) -> No
         with contextlib.suppress(EOFError):
             while True:
                 announced = receiver.recv()
-        latest = load_latest(folder, refuse)
+        latest = load_latest(folder, pytest.fail)
         assert latest is not None
         assert latest.step >= announced
         assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]

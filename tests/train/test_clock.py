@@ -45,7 +45,7 @@ def test_a_machine_as_planned_takes_all_steps(time: Time) -> None:
     assert steps_taken(time, 115.0, slower_from=1000, factor=1.0) == (100, 5.0)
 
 
-@pytest.mark.parametrize(("slower_from", "factor"), [(0, 1.3), (0, 4.0), (10, 2.0), (50, 4.0), (90, 1.3), (90, 2.0)])
+@pytest.mark.parametrize(("slower_from", "factor"), [(0, 4.0), (10, 2.0), (90, 1.3)])
 def test_a_slow_machine_takes_fewer_steps(time: Time, slower_from: int, factor: float) -> None:
     """The budget is kept, and most of the time is used; the work that follows is expected to be as slow."""
     steps, left = steps_taken(time, 115.0, slower_from, factor)

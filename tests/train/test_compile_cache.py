@@ -31,10 +31,11 @@ folder = Path(os.environ["VITLAB_TEST"])
 (folder / "pid").write_text(str(os.getpid()))
 import torch
 from torch import nn
+from vitlab.config import TrainConfig
 from vitlab.train.distributed import SINGLE
 from vitlab.train.parallel import Parallel
 model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-parallel = Parallel(model, SINGLE, torch.device("cpu"), precision="float32", compiled=True)
+parallel = Parallel(model, SINGLE, torch.device("cpu"), TrainConfig(steps=1, compile=True), "float32")
 with parallel.micro_step(last=True):
     parallel.forward(torch.ones(2, 4)).sum().backward()
 """

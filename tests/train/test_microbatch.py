@@ -27,7 +27,7 @@ S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp
 
 @pytest.mark.parametrize(
     ("size", "shard", "device", "expected"),
-    [(224, 256, "cpu", 16), (518, 256, "cpu", 2), (224, 8, "cpu", 8), (28, 500, "cpu", 500), (518, 256, "cuda", 256)],
+    [(224, 256, "cpu", 16), (28, 500, "cpu", 500), (518, 256, "cuda", 256)],
 )
 def test_default(size: int, shard: int, device: str, expected: int) -> None:
     """On a CPU a micro-batch takes seconds, not minutes; a small model takes its batch at once."""
@@ -35,10 +35,7 @@ def test_default(size: int, shard: int, device: str, expected: int) -> None:
     assert default_microbatch(config.model.forward_macs, torch.device(device), shard) == expected
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"precision": "autocast"}, {"precision": "bfloat16"}, {"microbatch": 6}, {"masking": MaskingConfig()}],
-)
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16", "microbatch": 6}, {"masking": MaskingConfig()}])
 def test_measuring_leaves_the_model_unchanged(changes: dict[str, Any]) -> None:
     network = dataclasses.replace(SMALL.model, num_classes=0) if "masking" in changes else SMALL.model
     config = dataclasses.replace(SMALL, activation_checkpointing=True, model=network, **changes)

@@ -19,10 +19,6 @@ def logits() -> Tensor:
     return 3 * torch.randn(B, K)
 
 
-def batch() -> Batch:
-    return Batch(torch.randn(B, 3, 2, 2), LABELS, torch.arange(B))
-
-
 def one_hot(labels: Tensor) -> Tensor:
     return torch.eye(K)[labels]
 

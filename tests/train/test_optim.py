@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from vitlab.config import OptimConfig
 from vitlab.models import ViTConfig
@@ -191,26 +190,3 @@ def test_decay_is_decoupled_and_scaled_by_the_rate(name: Any) -> None:
     torch.testing.assert_close(weight.detach(), torch.full((3, 3), 2.0 * 0.9**2))
     torch.testing.assert_close(average[0], torch.full((3, 3), 2.0 * (0.9 * 0.25 * 0.75 + 0.9**2 * 0.25)))
     assert not average[0].requires_grad
-
-
-@pytest.mark.parametrize("config", [OptimConfig(weight_decay=0.1, decay_on="kernels"), OptimConfig(name="sgd")])
-@pytest.mark.parametrize("steps_before", [0, 3])
-def test_packed_state_continues_bit_for_bit(config: OptimConfig, steps_before: int) -> None:
-    def advance(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, steps: range) -> None:
-        for step in steps:
-            for name, parameter in parameters.items():
-                parameter.grad = torch.sin(parameter.detach() * (step + 1) + len(name))
-            optimizer.step()
-
-    straight = {name: p.detach().clone().requires_grad_() for name, p in ViT(TINY).named_parameters()}
-    optimizer = create_optimizer(straight.items(), config)
-    advance(straight, optimizer, range(steps_before))
-    packed = {key: value.clone() for key, value in optimizer_state(optimizer).items()}
-    resumed = {name: p.detach().clone().requires_grad_() for name, p in straight.items()}
-    again = create_optimizer(resumed.items(), config)
-    load_optimizer_state(again, packed)
-
-    advance(straight, optimizer, range(steps_before, steps_before + 4))
-    advance(resumed, again, range(steps_before, steps_before + 4))
-    assert (steps_before == 0) == (packed == {})
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)

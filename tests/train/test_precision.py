@@ -92,7 +92,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
     cpu_is_faster_in_bfloat16.cache_clear()
 
 
-@pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, "bfloat16"), (0.9, "float32"), (100.0, "float32")])
+@pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, "bfloat16"), (0.9, "float32")])
 def test_auto_is_what_multiplies_faster(
     bfloat16: float, expected: str, measured: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,23 +8,18 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from kill_harness import IMPORTS, Run, contents, differing, masked, settings
-
-from vitlab.config import TrainConfig
+from kill_harness import IMPORTS, Run, contents, differing, masked
 
 
 @pytest.mark.usefixtures("unchecked")  # each process would compile the checks anew
-@pytest.mark.parametrize(("config", "processes"), [(settings(16), 2), (masked(20), 1)])
-def test_killed_again_and_again(config: TrainConfig, processes: int, tmp_path: Path) -> None:
+def test_killed_again_and_again(tmp_path: Path) -> None:
     """Of two processes one is killed, and the other ends by itself."""
     assert all(map(importlib.import_module, IMPORTS))  # once, not in each process
     fork = multiprocessing.get_context("fork")
-    straight, killed = (Run(config, tmp_path / name, fork, processes) for name in ("straight", "killed"))
-    seconds = straight.finish()
-    # At a record each; of two processes with no moment after it in which a run could end.
-    done = killed.kill_often(2, seconds if processes == 1 else 0.0, seed=1)
-    assert any(0 < kill.step < (config.steps or 0) for kill in done)
-    assert processes == 1 or [kill.process for kill in done] == [0, 1]
-    if config.masking:
-        assert {"masking.safetensors", "reconstructions.png"} <= contents(straight.folder).keys()
+    straight, killed = (Run(masked(12), tmp_path / name, fork, 2) for name in ("straight", "killed"))
+    straight.finish()
+    done = killed.kill_often(2, 0.0, seed=1)  # at a record each, with no moment after it in which a run could end
+    assert any(0 < kill.step < 12 for kill in done)
+    assert [kill.process for kill in done] == [0, 1]
+    assert {"masking.safetensors", "reconstructions.png"} <= contents(straight.folder).keys()
     assert differing(straight.folder, killed.folder) == []

@@ -12,7 +12,7 @@ matrix, HY are the fitted scores), the classifier of all other rows gives these 
     Y_R - (I - H_RR)^-1 (Y - HY)_R.
 
 `vitlab fewshot` calls `fewshot_checkpoint`; a run with `config.fewshot` measures the same while it trains
-(`runs/fewshot_evaluator.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
+(`runs/run.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
 
     Ridge(x, labels, num_classes=10).correct(test_x, test_labels, [1024.0]).mean()
 """

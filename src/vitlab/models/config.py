@@ -80,7 +80,7 @@ class ViTConfig:
         check_fields(self)
         check_size(self)
         check_divisible(self.image_hw, self.patch_size, self.stem)
-        sincos, axial = self.position == "sincos2d", self.encoder == "axial"
+        variant, sincos, axial = self.variant, self.position == "sincos2d", self.encoder == "axial"
         multiple = {"2d": 2, "sincos2d": 4}.get(self.position, 1)
         for invalid, problem in (
             (self.width % self.heads, f"heads={self.heads} does not divide width={self.width}."),
@@ -106,12 +106,28 @@ class ViTConfig:
                 "model with image_size instead.",
             ),
             (
-                self.patch_dropout and (axial or self.variant.rotary or self.position_at != "stem"),
+                self.patch_dropout and (axial or variant.rotary or self.position_at != "stem"),
                 "patch_dropout requires encoder='full', position_at='stem' and no rotary positions.",
             ),
             (self.stem and self.in_chans != 3, f"a stem takes images of 3 channels, not in_chans={self.in_chans}."),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
-            *self.variant.conflicts(self),
+            (
+                variant.map_heads and (self.pool != "map" or self.width % variant.map_heads),
+                f"map_heads={variant.map_heads} requires pool='map', and must divide width={self.width}.",
+            ),
+            (
+                variant.rotary and (self.position == "relative" or axial or self.width // self.heads % 4),
+                "rotary positions require encoder='full', a position other than 'relative', and heads whose width is a "
+                "multiple of 4.",
+            ),
+            (
+                variant.final_norm == "mean" and self.pool != "gap",
+                f"final_norm='mean' requires pool='gap', not {self.pool!r}.",
+            ),
+            (
+                variant.distilled and (self.pool != "token" or self.representation_size),
+                "distilled=True requires pool='token' and no representation_size, as in DeiT.",
+            ),
         ):
             if invalid:
                 raise UserError(problem)

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -72,27 +71,6 @@ class Variant(Checked):
     def differences(self) -> dict[str, Any]:
         """The settings that are not the paper's."""
         return {name: value for name, value in vars(self).items() if value != getattr(Variant, name)}
-
-    def conflicts(self, config: Any) -> Iterator[tuple[Any, str]]:
-        """Pairs of whether settings exclude those of `config`, a ViTConfig, and what to change."""
-        axial = config.encoder == "axial"
-        yield (
-            self.map_heads and (config.pool != "map" or config.width % self.map_heads),
-            f"map_heads={self.map_heads} requires pool='map', and must divide width={config.width}.",
-        )
-        yield (
-            self.rotary and (config.position == "relative" or axial or config.width // config.heads % 4),
-            "rotary positions require encoder='full', a position other than 'relative', and heads whose width is a "
-            "multiple of 4.",
-        )
-        yield (
-            self.final_norm == "mean" and config.pool != "gap",
-            f"final_norm='mean' requires pool='gap', not {config.pool!r}.",
-        )
-        yield (
-            self.distilled and (config.pool != "token" or config.representation_size),
-            "distilled=True requires pool='token' and no representation_size, as in DeiT.",
-        )
 
 
 def all_settings(config: Any) -> dict[str, Any]:

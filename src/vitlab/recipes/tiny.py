@@ -34,7 +34,6 @@ def digits(model: str | None = None) -> TrainConfig:
         epochs=200.0,
         batch_size=64,
         average_decay=0.99,
-        log_every=50,
         checkpoint_every=500,
     )
 
@@ -59,7 +58,6 @@ def masked_cifar10(model: str | None = None) -> TrainConfig:
         epochs=20.0,
         batch_size=64,
         log_every=200,
-        checkpoint_every=1000,
     )
 
 
@@ -103,7 +101,6 @@ def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfi
         epochs=epochs,
         batch_size=128,
         log_every=100,
-        checkpoint_every=1000,
     )
 
 

@@ -3,6 +3,7 @@
 `TrainingRun` is one run: of `pretrain`, of `vtab`, or of a job of `finetuning`.
 """
 
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +14,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitlab.config import DataConfig, TrainConfig
+from vitlab.config import DataConfig, FewShotConfig, ReadConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.exclude import list_fingerprint
 from vitlab.data.identity import names_and_labels_fingerprint, portable_fingerprints
+from vitlab.data.registry import load_dataset, require_disjoint
+from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.features import features, frozen_preprocessing
+from vitlab.evaluation.fewshot import accuracies, sample_examples
 from vitlab.evaluation.load import device_of
 from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.result import format_evaluation
+from vitlab.models.vit import Model
 from vitlab.recipes.resolve import Reason
-from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
 from vitlab.runs.masked import save_masked, write_reconstructions
 from vitlab.runs.splits import Splits
 from vitlab.settings import to_dict
@@ -144,36 +149,28 @@ class TrainingRun:
 def write_run(
     config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, init_id: str | None, **record: Any
 ) -> dict[str, Any]:
-    """Ends a run whose model is tested: writes its files, and the result with `record`, which is returned."""
-    if folder.writes:
-        write_files(config, folder.path, splits.test, model, test, init_id)
-    folder.write_result({"test": test.record(), **record, **splits.record})
-    return folder.read_result()  # a barrier: all files are written
-
-
-def write_files(
-    config: TrainConfig, folder: Path, test_set: Dataset, model: Any, test: Any, init_id: str | None
-) -> None:
-    """Writes the model, and its predictions or reconstructions."""
-    preprocessing = config.data.preprocessing(config.model.image_size)
+    """Ends a run whose model is tested: writes the model, its predictions or reconstructions, and the result with
+    `record`, which is returned."""
+    data, path = config.data, folder.path
+    preprocessing = data.preprocessing(config.model.image_size)
     metadata = {
-        "dataset": config.data.name,
-        "root": config.data.root,
-        "class_indices": config.data.classes,
-        "on_error": config.data.on_error,
-        "read": config.data.read_settings,
+        "dataset": data.name,
+        "root": data.root,
+        "class_indices": data.classes,
+        "on_error": data.on_error,
+        "read": data.read_settings,
         "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }
-    if config.masking is None:
-        write_predictions(folder / PREDICTIONS, test, test_set)
-        metadata |= {"classes": list(test_set.classes), **test.metadata()}
-        if test_set.multi_label:
-            metadata["multi_label"] = True
-        save_model(model, folder / "model", extra=metadata)
-    else:
-        save_masked(model, folder, extra=metadata)
-        write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
+    if folder.writes and config.masking is None:
+        write_predictions(path / PREDICTIONS, test, splits.test)
+        metadata |= {"classes": list(splits.test.classes), **test.metadata()}
+        save_model(model, path / "model", extra=metadata | ({"multi_label": True} if splits.test.multi_label else {}))
+    elif folder.writes:
+        save_masked(model, path, extra=metadata)
+        write_reconstructions(model, splits.test, path, preprocessing=preprocessing)
+    folder.write_result({"test": test.record(), **record, **splits.record})
+    return folder.read_result()  # a barrier: all files are written
 
 
 def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:
@@ -202,9 +199,7 @@ def load_reasons(workdir: Path, world: World = SINGLE) -> tuple[Reason, ...]:
 
 def excluded(data: DataConfig) -> dict[str, Any]:
     """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
-    if data.exclude is None:
-        return {}
-    return {"excluded": list_fingerprint(data.exclude)}
+    return {} if data.exclude is None else {"excluded": list_fingerprint(data.exclude)}
 
 
 def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptions:
@@ -226,3 +221,50 @@ def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: Wor
     if config.masking is not None:
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
     return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)
+
+
+def create_fewshot_evaluator(
+    settings: FewShotConfig, data: DataConfig, world: World = SINGLE
+) -> Callable[[nn.Module], dict[str, float]]:
+    """A function of the model that returns `fewshot_10shot` and the like, for a run on `data` (Sec. 4.1): least squares
+    on frozen features. The examples are sampled here, from the whole training split even where the run trains on a
+    fraction of it.
+    """
+    own = settings.dataset is None
+    name = data.name if settings.dataset is None else settings.dataset
+    root = data.root if own else settings.root
+    if (name, root) == (data.name, data.root):
+        joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
+        train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
+        if train_splits & test_splits:
+            raise UserError(
+                f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
+                f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
+            )
+    load = functools.partial(
+        load_dataset,
+        name,
+        root=root,
+        classes=settings.classes or (data.classes if own else None),
+        on_error=data.on_error,
+        levels=data.levels,
+        read=data if name == data.name else ReadConfig(),
+    )
+    with world.rank_0_first():
+        train = load(settings.train_split, exclude=data.exclude if own else None)
+        test = load(settings.test_split)
+    require_disjoint(train, test)
+    examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
+    options = LoaderOptions(workers=data.workers, on_error=data.on_error)
+
+    def few_shot(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Model)
+        prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
+        train_x, test_x = (
+            features(model, split, options, preprocessing=prepared, world=world)
+            for split in (examples.train, examples.test)
+        )
+        result = accuracies(examples, train_x, test_x, [settings.l2])
+        return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
+
+    return few_shot

@@ -113,9 +113,9 @@ def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
     def find_first(indices: np.ndarray) -> list[Failure]:
         failures = []
         for index in indices.tolist():
-            if (error := _error_of(train, index)) is None:
+            if (failure := _failure_of(train, index)) is None:
                 break
-            failures.append(Failure(index, error.path, error.reason))
+            failures.append(failure)
         return failures
 
     def find() -> list[Failure]:
@@ -125,24 +125,24 @@ def require_readable_classes(train: Dataset, world: World = SINGLE) -> None:
     require_classes_left(train, [Failure(*each) for each in world.broadcast_object(find)])
 
 
-def _error_of(dataset: Dataset, index: int) -> ImageError | None:
+def _failure_of(dataset: Dataset, index: int) -> Failure | None:
     """Why an image cannot be decoded, if it cannot."""
     try:
         dataset.image(index)
     except ImageError as error:
-        return error
+        return Failure(index, error.path, error.reason)
     return None
 
 
 def _find_unreadable(dataset: Dataset) -> list[Failure]:
     """Every image that cannot be decoded."""
-    errors = dict(dataset.failures)
+    failures = {index: Failure(index, error.path, error.reason) for index, error in dataset.failures.items()}
     if dataset.pixels is None:
         display = ProgressDisplay(f"checking that the images of {dataset.split} can be read", len(dataset))
         with display, ThreadPoolExecutor() as pool:  # decoding releases the GIL
             for start in range(0, len(dataset), 512):  # millions of tasks at once would fill the memory
                 block = range(start, min(start + 512, len(dataset)))
-                results = zip(block, pool.map(functools.partial(_error_of, dataset), block), strict=True)
-                errors |= {index: error for index, error in results if error is not None}
+                found = pool.map(functools.partial(_failure_of, dataset), block)
+                failures |= {failure.image: failure for failure in found if failure is not None}
                 display.update(block.stop)
-    return [Failure(index, error.path, error.reason) for index, error in errors.items()]
+    return list(failures.values())

@@ -112,16 +112,7 @@ def create_state(config: TrainConfig, model: nn.Module, device: torch.device, wo
     # Of rank 0 for all: ranks with different precisions would wait for each other forever.
     precision: Any = world.broadcast_object(lambda: resolve_precision(config.precision, device))
     world.broadcast_tensors(model.parameters())  # after an exchange between hosts, as all between devices
-    parallel = Parallel(
-        model.train(),
-        world,
-        device,
-        precision=precision,
-        fsdp=config.fsdp,
-        recompute=config.activation_checkpointing,
-        compiled=config.compile is True,  # `train` has replaced "auto"
-        uneven=config.data.on_error == "skip",
-    )
+    parallel = Parallel(model.train(), world, device, config, precision)
     weights = MasterWeights(model, precision, sharded=parallel.sharded)
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None

@@ -70,11 +70,9 @@ def train(
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     config = dataclasses.replace(config, compile=resolve_compile(config, device, steps))
     state = create_state(config, model.to(device), device, world)
-    with (
-        TrainProgress(description, steps, config.batch_size, not world.is_rank_0, dataset.multi_label) as progress,
-        stop_signals() as stop,
-        CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
-    ):
+    progress = TrainProgress(description, steps, config.batch_size, not world.is_rank_0, dataset.multi_label)
+    writer = CheckpointWriter(workdir.checkpoints, config.keep_checkpoints)
+    with progress, stop_signals() as stop, writer:
         run = _Run(config, workdir, dataset, evaluate, state, Schedule(steps, limit), progress, stop, writer)
         run.resume()
         _train_steps(run, microbatch)

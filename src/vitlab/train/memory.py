@@ -179,7 +179,10 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
     model = config.model
     size = ItemSize(product=4 if precision == "float32" else 2, norm=2 if precision == "bfloat16" else 4)
     blocks = _trained_blocks(config, size, device_type)
-    logits = _logits_bytes(config)
+    outputs = model.num_classes
+    if config.masking and isinstance(model, ViTConfig):
+        outputs = config.masking.corrupted(model.num_patches) * num_outputs(config.masking, model.patch_size)
+    logits = (4 + 4) * outputs  # and their log_softmax, in float32
     outside = logits  # what is saved outside of blocks
     if config.trained_blocks is None:
         outside += _embedding_bytes(model, size)
@@ -197,15 +200,6 @@ def activation_bytes(config: TrainConfig, precision: Precision, device_type: str
     in_loss = saved + logits  # with the gradients of logits and log_softmax
     in_forward = (size.norm if _body(model) else size.product) * _forward_numbers(model)  # highest with frozen blocks
     return saved, max(in_forward, in_loss, *in_blocks) - saved
-
-
-def _logits_bytes(config: TrainConfig) -> int:
-    """Bytes of an image's logits and of their log_softmax, in float32."""
-    model, masking = config.model, config.masking
-    outputs = model.num_classes
-    if masking and isinstance(model, ViTConfig):
-        outputs = masking.corrupted(model.num_patches) * num_outputs(masking, model.patch_size)
-    return (4 + 4) * outputs
 
 
 def _trained_blocks(config: TrainConfig, size: ItemSize, device_type: str) -> list[BlockBytes]:

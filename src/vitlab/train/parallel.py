@@ -40,35 +40,27 @@ class Parallel:
     of the weights, `average_gradients` does it after that, in float32. With `fsdp` (FSDP2) each rank has a shard of
     every weight, gradient and optimizer state; a block's weights are gathered when needed.
 
-    A model is changed in the only order that works: 1. If it is sharded, each block is `compiled`. 2. `recompute`:
-    activation checkpointing. 3. Sharding or DDP. 4. If it is not sharded, the whole model is `compiled`. Every shape is
-    compiled separately unless batches are `uneven`.
+    A model is changed in the only order that works: 1. If it is sharded, each block is compiled. 2. Activation
+    checkpointing. 3. Sharding or DDP. 4. If it is not sharded, the whole model is compiled. Every shape is compiled
+    separately, unless unreadable images make batches smaller.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        world: World,
-        device: torch.device,
-        *,
-        precision: Precision,
-        fsdp: bool = False,
-        recompute: bool = False,
-        compiled: bool = False,
-        uneven: bool = False,
+        self, model: nn.Module, world: World, device: torch.device, config: TrainConfig, precision: Precision
     ) -> None:
         self.world = world
-        self.sharded = fsdp and world.world_size > 1
+        self.sharded = config.fsdp and world.world_size > 1
         self.forward: Callable[..., Any] = model
         self._model = model
         self._ddp: DistributedDataParallel | None = None
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this rank's device
+        compiled = config.compile is True  # `train` has replaced "auto"
         self._cache: CompileCache | None = compile_cache() if compiled else None  # until the first step is over
-        dynamic = None if uneven else False
+        dynamic = None if config.data.on_error == "skip" else False
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)
-        if recompute:
+        if config.activation_checkpointing:
             set_grad_checkpointing(model)
         if self.sharded:
             self._shard(device, precision)

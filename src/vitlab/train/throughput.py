@@ -118,10 +118,6 @@ class TrainProgress(ProgressDisplay):
         self.last_record = 0, time.monotonic()
         """The step of the last record, and its time."""
 
-    def __enter__(self) -> "TrainProgress":
-        super().__enter__()
-        return self
-
     def show(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> None:
         """Displays a record."""
         parts = [

@@ -30,9 +30,9 @@ from vitlab.train.run_files import (
     has_report,
     is_result,
     record_report,
+    require_same_settings,
     run_files,
 )
-from vitlab.train.saved_settings import require_same_settings
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

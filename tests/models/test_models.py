@@ -5,13 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load, save
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ResNetConfig, ViTConfig, create_model, list_models
+from vitlab.models import ModelConfig, ViTConfig, create_model, list_models
 from vitlab.models.resnet import ResNet
-from vitlab.models.vit import ViT, build_model
+from vitlab.models.vit import ViT
 
 
 def test_models_are_listed_by_pattern_and_built_by_name() -> None:
@@ -20,26 +19,27 @@ def test_models_are_listed_by_pattern_and_built_by_name() -> None:
     assert list_models("vit*") == []
     with torch.device("meta"):
         assert create_model("ViT-Ti/16", depth=1, image_size=(32, 48)).config.grid == (2, 3)
-        config = create_model("R26x1", num_classes=0).config
-    assert isinstance(config, ResNetConfig)
-    assert config.num_classes == 0
+        assert create_model("R26x1", num_classes=0).config.num_classes == 0
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("inputs", "problem"),
+    ("inputs", "way_out"),
     [
-        (torch.zeros(3, 24, 32), r"shape \[3, 24, 32\].*images\[None\]"),
+        (torch.zeros(3, 24, 32), r"images\[None\]"),
         (torch.zeros(2, 24, 32, 3), r"permute\(0, 3, 1, 2\)"),
-        (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"torch\.uint8.*/ 127\.5 - 1"),
+        (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"/ 127\.5 - 1"),
+        (torch.zeros(2, 3, 16, 16), "image_size=16,"),
+        (torch.zeros(2, 3, 8, 16), r"image_size=\(8, 16\)"),
     ],
 )
 def test_other_images_are_refused(
-    small: Callable[..., ViT], small_resnet: Callable[..., ResNet], inputs: Tensor, problem: str
+    small: Callable[..., ViT], small_resnet: Callable[..., ResNet], inputs: Tensor, way_out: str
 ) -> None:
-    for model in (small(), small_resnet()):
-        with pytest.raises(UserError, match=problem):
+    for model in (small(), small_resnet(mixing="axial", version="v2")):
+        with pytest.raises(UserError, match=way_out):
             model(inputs)
+    assert small_resnet(version="v2")(torch.zeros(1, 3, 28, 32)).shape == (1, 5)  # convolutions take any size
 
 
 @torch.no_grad()
@@ -63,7 +63,6 @@ def test_shapes_and_half_precision(kind: ModelConfig, model: ViT | ResNet, image
 
 
 def test_every_parameter_learns_also_in_mixed_precision(kind: ModelConfig, model: ViT | ResNet, images: Tensor) -> None:
-    """Half precision forward, and a backward outside of the autocast, as in training."""
     parameters = dict(model.named_parameters())
     assert sum(parameter.numel() for parameter in parameters.values()) == kind.num_parameters
     exact = torch.autograd.grad(model(images).square().sum(), list(parameters.values()))
@@ -98,12 +97,3 @@ def test_it_compiles_in_training_and_without_gradients(small: Callable[..., ViT]
         results.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_weights_go_through_safetensors(kind: ModelConfig, model: ViT | ResNet, images: Tensor) -> None:
-    """None is stored twice, or under two names."""
-    state = load(save(model.state_dict()))
-    other = build_model(kind).eval()
-    other.load_state_dict(state)
-    assert torch.equal(other(images), model(images))
-    assert sum(tensor.numel() for tensor in state.values()) == kind.num_parameters

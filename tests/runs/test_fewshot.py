@@ -19,8 +19,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation.features import features, frozen_preprocessing
 from vitlab.evaluation.fewshot import Ridge, sample_shots
 from vitlab.preprocessing import Preprocessing
-from vitlab.runs import fewshot_evaluator
-from vitlab.runs.fewshot_evaluator import create_fewshot_evaluator
+from vitlab.runs import run
 from vitlab.runs.pretrain import pretrain
 from vitlab.weights import load_model
 
@@ -33,7 +32,7 @@ def with_fewshot(config: TrainConfig, **settings: Any) -> TrainConfig:
 
 def evaluator(config: TrainConfig) -> Callable[[nn.Module], dict[str, float]]:
     assert config.fewshot is not None
-    return create_fewshot_evaluator(config.fewshot, config.data)
+    return run.create_fewshot_evaluator(config.fewshot, config.data)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -84,7 +83,7 @@ def test_other_data_than_the_runs(config: TrainConfig, workdir: Path, tmp_path: 
 def test_images_to_learn_from(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole training split, even of a run on a part of it, without the images that the run excludes."""
     drawn: list[int] = []
-    monkeypatch.setattr(fewshot_evaluator, "sample_examples", lambda train, *_: drawn.append(len(train)))
+    monkeypatch.setattr(run, "sample_examples", lambda train, *_: drawn.append(len(train)))
     whole = load_dataset("digits", "train")
     listed = tmp_path / "exclude.txt"
     listed.write_text(f"{whole.path(0)}\n")
