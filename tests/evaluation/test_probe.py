@@ -41,7 +41,7 @@ def made(n: int, seed: int, apart: float = 1.0) -> Features:
 def test_votes_against_a_plain_loop(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "MAX_SIMILARITIES", memory)  # all test images at once, or 5 at a time
     train, test = made(60, 0, 0.5), made(31, 1, 0.5)
-    result = knn(train, test, K, ks=[1, 3, 10], temperature=0.5)
+    result = knn(train, test, K, ks=[1, 3, 10])
     unit, queries = (part.x / np.linalg.norm(part.x, axis=1, keepdims=True) for part in (train, test))
     for k in (1, 3, 10):
         correct = 0
@@ -49,11 +49,11 @@ def test_votes_against_a_plain_loop(memory: int, monkeypatch: pytest.MonkeyPatch
             cosines = unit @ query
             votes = [0.0] * K
             for i in sorted(range(60), key=lambda i: -cosines[i])[:k]:
-                votes[train.labels[i]] += math.exp(cosines[i] / 0.5)
+                votes[train.labels[i]] += math.exp(cosines[i] / probes.TEMPERATURE)
             correct += max(range(K), key=lambda c: votes[c]) == label
         assert result[k] == correct / 31
     stretched = dataclasses.replace(train, x=train.x * 7), dataclasses.replace(test, x=test.x * 5)
-    assert knn(*stretched, K, ks=[1, 3, 10], temperature=0.5) == result  # the length does not matter
+    assert knn(*stretched, K, ks=[1, 3, 10]) == result  # the length does not matter
 
 
 def test_as_many_neighbors_as_there_are() -> None:
