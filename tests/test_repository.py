@@ -98,9 +98,14 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@functools.cache
+def walk(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def imports(tree: ast.Module, package: str = "vitlab") -> Iterator[tuple[int, str]]:
     """Line and full name of everything that a file imports, lazily or not; `package` is where dots start."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -211,7 +216,7 @@ def test_there_is_one_training_loop() -> None:
     loops = [
         path.relative_to(SRC).as_posix()
         for path in SOURCES
-        for node in ast.walk(parse(path))
+        for node in walk(parse(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
     assert loops == ["train/step.py"]
@@ -239,7 +244,7 @@ def test_house_rules() -> None:
     for path in (*SOURCES, *TESTS, *BENCHMARKS):
         assert path.stem not in {"utils", "util", "common", "helpers", "misc"}, "name it after what is in it"
         suspect = re.search(r"\bexcept:|Exception\b|__future__", path.read_text())
-        for node in ast.walk(parse(path)) if suspect else ():
+        for node in walk(parse(path)) if suspect else ():
             if isinstance(node, ast.ExceptHandler):
                 caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
                 assert not caught & {"Exception", "BaseException"}, f"{path}:{node.lineno}: name the expected errors"
@@ -252,7 +257,7 @@ def test_pickles_have_one_door() -> None:
         used = {name for _, name in imports(parse(path))}
         assert not {name.split(".")[0] for name in used} & UNPICKLERS, path
         assert "torch.save" not in used, f"{path}: weights and state are safetensors"
-        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in walk(parse(path)) if isinstance(node, ast.Call)]
         loads = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "torch.load"]
         door = ["torch.load(file, map_location='cpu', weights_only=True)"]
         assert loads == (door if path == SRC / PICKLES else []), path
