@@ -74,7 +74,8 @@ def kill_while_writing(moment: str, path: Path) -> None:
                 signal.raise_signal(signal.SIGKILL)
             return replace(*given)
 
-        Path.replace, os.getpid = move, lambda: 1
+        (patch := pytest.MonkeyPatch()).setattr(Path, "replace", move)
+        patch.setattr(os, "getpid", lambda: 1)
         if path.suffix:
             write_bytes(path, b"new")
             return
