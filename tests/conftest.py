@@ -82,7 +82,6 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of pages are empty."""
     from inside import unrender
 
     unrender(monkeypatch)

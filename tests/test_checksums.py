@@ -22,12 +22,12 @@ def test_checksums(tmp_path: Path) -> None:
     assert find_corrupt_files(tmp_path, ["two", "three"]) == {"two": "is missing"}
 
 
-@pytest.mark.parametrize("at", [0, 70, 140])
-def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checksums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "one").write_text("one")
     write_sums(tmp_path, ["one"])
-    content = bytearray((tmp_path / SUMS).read_bytes())
-    content[at % len(content)] ^= 1
-    (tmp_path / SUMS).write_bytes(content)
-    assert find_corrupt_files(tmp_path) == {}
-    assert "SHA256SUMS is corrupt" in caplog.text
+    content = (tmp_path / SUMS).read_bytes()
+    for at in (0, 70, 136):
+        (tmp_path / SUMS).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert find_corrupt_files(tmp_path) == {}
+        assert "SHA256SUMS is corrupt" in caplog.text
+        caplog.clear()

@@ -32,17 +32,20 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "200")
 
 
+def raise_in(patch: pytest.MonkeyPatch, error: BaseException, command: str = "list") -> None:
+
+    def fail(_: Any) -> int:
+        raise error
+
+    patch.setattr(command_type(command), "run", fail)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
         (StoppedError("saved at step 5"), 143, "vitlab: saved at step 5"),
         (NonFiniteError("not finite at step 5"), 1, "vitlab: error: not finite at step 5"),
         (ParityError("the file differs"), 1, "vitlab: error: the file differs"),
-        (
-            RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"),
-            2,
-            "vitlab: error: torch.compile needs a C++ compiler (g++); install one, or give --compile False.",
-        ),
         (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: error: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
     ],
@@ -50,10 +53,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_exit_codes(
     error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: Any) -> int:
-        raise error
-
-    monkeypatch.setattr(command_type("list"), "run", fail)
+    raise_in(monkeypatch, error)
     assert call(capsys, "list", "models") == (code, "", message)
 
 
@@ -70,10 +70,7 @@ def test_exit_codes(
 def test_a_full_memory_names_the_flags_of_the_command(
     words: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: Any) -> int:
-        raise torch.OutOfMemoryError("tried 9 GB")
-
-    monkeypatch.setattr(command_type(words.split()[0]), "run", fail)
+    raise_in(monkeypatch, torch.OutOfMemoryError("tried 9 GB"), words.split()[0])
     code, out, err = call(capsys, *words.split())
     assert (code, out, "tried 9 GB" in err) == (1, "", True)
     assert tuple(re.findall(r"--[a-z.-]+\b", err)) == flags
@@ -90,11 +87,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "--compile False" in err
     builder.cpp_compiler_search.cache_clear()
     for kind in (RuntimeError, ValueError):
-
-        def fail(_: Any, kind: type[Exception] = kind) -> int:
-            raise kind("a bug")
-
-        monkeypatch.setattr(command_type("list"), "run", fail)
+        raise_in(monkeypatch, kind("a bug"))
         with pytest.raises(kind, match="a bug"):
             main(["list", "models"])
 
@@ -226,12 +219,12 @@ def files_of(folder: Path) -> list[str]:
 def test_several_processes_train(
     tmp_path: Path, run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
-    """Two of them pre-train, and fine-tune with a search and two runs; what is written and printed is what one alone
+    """Two of them pre-train, and fine-tune with a search; what is written and printed is what one alone
     writes and prints, up to the rounding of sums, and only one of them prints."""
     fewshot = ["--eval-every", "1", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
     single = ["--precision", "float32", "--json", "--device", "cpu"]
     tuned = shlex.split(
-        "--dataset digits --data.classes 0 1 --learning-rates 0.01 0.03 --steps 3 --batch-size 8 --runs 2"
+        "--dataset digits --data.classes 0 1 --learning-rates 0.01 0.03 --steps 3 --batch-size 8 --runs 1"
     )
     words = [
         ["pretrain", "tiny-digits", "--steps", "2", *SMALL, *fewshot, *single],
@@ -245,11 +238,9 @@ def test_several_processes_train(
         return message.getvalue(), log_text.getvalue()
 
     for which in range(2):
-        ((alone, _),) = in_ranks(1, functools.partial(job, which, tmp_path / f"one-{which}"))
-        (message, log_text), (silent, silent_log) = in_ranks(
-            2, functools.partial(job, which, tmp_path / f"two-{which}")
-        )
-        assert (silent, silent_log) == ("", "")
+        ((alone, _),) = in_ranks(1, lambda which=which: job(which, tmp_path / f"one-{which}"))
+        (message, log_text), silent = in_ranks(2, lambda which=which: job(which, tmp_path / f"two-{which}"))
+        assert silent == ("", "")
         assert "by 2 processes" in log_text
         given, expected = json.loads(message), json.loads(alone)
         assert given["test"]["images"] == expected["test"]["images"]
@@ -260,20 +251,8 @@ def test_several_processes_train(
     assert records.count("fewshot_2shot") == 2
 
 
-@pytest.mark.slow
-def test_torchrun(run: Path) -> None:
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
-    command = ["-m", "vitlab", "evaluate", str(run), "--device", "cpu"]
-    ended = subprocess.run([*torchrun, *command], check=False, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
-    alone = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
-    assert ended.stdout == alone.stdout
-    assert ended.stdout.count("images · accuracy") == 1
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_process_of_torchrun_is_killed() -> None:
-    """The job ends at once, and what was saved is there to go on from."""
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
     command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "2"]
     with Path("message.txt").open("wb") as message:
@@ -292,11 +271,11 @@ def test_a_process_of_torchrun_is_killed() -> None:
     assert any(Path("run/checkpoints").glob("step-*"))
 
 
-@pytest.mark.usefixtures("unrendered")
+@pytest.mark.usefixtures("unrendered", "unchecked")
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM saves and ends with 143; the same command resumes, to the same bytes as a run left alone."""
-    argv = ["pretrain", "tiny-digits", "--steps", "40", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
-    argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "15"]
+    argv = ["pretrain", "tiny-digits", "--steps", "20", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
+    argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "8"]
 
     def job() -> None:
         with Path("err.txt").open("w") as sys.stderr:
@@ -305,12 +284,12 @@ def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     started = multiprocessing.get_context("fork").Process(target=job)  # all that takes long to import is there already
     started.start()
     log = Path("stopped/metrics.jsonl")
-    wait_until(lambda: not started.is_alive() or (log.exists() and log.read_text().count("\n") > 8))
+    wait_until(lambda: not started.is_alive() or (log.exists() and log.read_text().count("\n") > 5))
     started.terminate()
     started.join()
     err = Path("err.txt").read_text()
     assert started.exitcode == 143, err
-    assert re.search(r"vitlab: stopped and saved at step \d+/40; ", err)
+    assert re.search(r"vitlab: stopped and saved at step \d+/20; ", err)
     assert "Traceback" not in err
     code, _, err = call(capsys, *argv, "--workdir", "stopped")
     assert code == 0

@@ -27,7 +27,6 @@ def named(paths: list[Path]) -> list:
 
 
 def prose(text: str) -> str:
-    """Without code blocks."""
     return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -86,16 +85,7 @@ def test_the_navigation_has_every_page() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     pages = [path.relative_to(ROOT / "docs") for path in PAGES if ROOT / "docs" in path.parents]
     pages = {path.as_posix() for path in pages if path.parts[0] != "studies"}
-    assert {*pages_of(navigation)} == pages | {"quickstart.ipynb"}
-
-
-def pages_of(entry: str | list | dict) -> Iterator[str]:
-    """The pages of a navigation, in their order."""
-    if isinstance(entry, str):
-        yield entry
-    else:
-        for below in entry.values() if isinstance(entry, dict) else entry:
-            yield from pages_of(below)
+    assert {*re.findall(r"[\w/-]+\.(?:md|ipynb)", str(navigation))} == pages | {"quickstart.ipynb"}
 
 
 def commands(text: str) -> Iterator[list[str]]:

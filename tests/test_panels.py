@@ -11,8 +11,4 @@ def test_nothing_beats_a_point_of_the_front_in_both() -> None:
     for cost, gain in points:
         beaten = any(c <= cost and g >= gain and (c, g) != (cost, gain) for c, g in points)
         assert ((cost, gain) in front(points)) is not beaten
-
-
-def test_points_that_are_not_finite_are_ignored() -> None:
     assert front([(1, math.nan), (2, 0.5), (0.5, math.inf), (math.nan, 0.9)]) == [(2, 0.5)]
-    assert front([]) == []

@@ -16,10 +16,6 @@ from vitlab.preprocessing import Preprocessing
     ("settings", "message"),
     [
         ({"resize": -3}, "resize is -3"),
-        ({"resize": 10**12}, "resize is 1000000000000"),
-        ({"resize": "256"}, "resize is '256'"),
-        ({"resize": True}, "resize is True"),
-        ({"image_size": 0}, "image_size is 0"),
         ({"image_size": (224, 10**6)}, "image_size is (224, 1000000)"),
         ({"image_size": 224, "resize": 200}, "resize=200 must be at least image_size=224"),
         ({"interpolation": "bicubic", "antialias": False}, "antialias"),

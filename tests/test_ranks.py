@@ -28,15 +28,7 @@ def test_a_world_size_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch, c
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("RANK", "x"),
-        ("RANK", "2"),
-        ("LOCAL_RANK", "-1"),
-        ("LOCAL_RANK", ""),
-        ("MASTER_PORT", "x"),
-        ("MASTER_PORT", "0"),
-        ("MASTER_ADDR", None),
-    ],
+    [("RANK", "2"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", ""), ("MASTER_PORT", "x"), ("MASTER_ADDR", None)],
 )
 def test_variables_out_of_range_or_missing(name: str, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in JOB.items():

@@ -25,19 +25,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 BASE = (
-    "errors",
-    "ranks",
-    "settings",
-    "switches",
-    "rng",
-    "io",
-    "checksums",
-    "display",
-    "panels",
-    "preprocessing",
-    "config",
+    *("errors", "ranks", "settings", "switches", "rng", "io", "checksums", "display"),
+    *("panels", "preprocessing", "config"),
 )
-RECIPES = ("errors", "settings", "preprocessing", "config")
+RECIPES = ("errors", "settings", "preprocessing", "config", "models.config", "models.registry", "models.resnet_config")
+RECIPES += ("models.image_size", "models.variant")
 CORE = (*BASE, "models", "data", "weights", "train", "recipes", "evaluation")
 STANDS_ON = {
     "errors": (),
@@ -55,10 +47,7 @@ STANDS_ON = {
     "data": BASE,
     "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),
-    "recipes": (
-        *RECIPES,
-        *(f"models.{name}" for name in ("config", "registry", "resnet_config", "image_size", "variant")),
-    ),
+    "recipes": RECIPES,
     "evaluation": (*BASE, "models", "data", "weights", "train"),
     "runs": CORE,
     "inspection": (*CORE, "runs"),
@@ -109,9 +98,14 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@functools.cache
+def walk(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def imports(tree: ast.Module, package: str = "vitlab") -> Iterator[tuple[int, str]]:
     """Line and full name of everything that a file imports, lazily or not; `package` is where dots start."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -172,16 +166,9 @@ def import_graph() -> dict[str, set[str]]:
     for module, path in modules.items():
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         used = {name for _, name in imports(parse(path), package)}
-        homes = {next((home for home in parents(name) if home in modules), module) for name in used}
-        graph[module] = homes - {module}
+        paths = [itertools.accumulate(name.split("."), "{}.{}".format) for name in used]  # `a`, `a.b`, `a.b.c`
+        graph[module] = {[module, *(home for home in path if home in modules)][-1] for path in paths} - {module}
     return graph
-
-
-def parents(name: str) -> Iterator[str]:
-    """`a.b.c`, `a.b`, `a`."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -229,14 +216,13 @@ def test_there_is_one_training_loop() -> None:
     loops = [
         path.relative_to(SRC).as_posix()
         for path in SOURCES
-        for node in ast.walk(parse(path))
+        for node in walk(parse(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
     assert loops == ["train/step.py"]
 
 
 def test_every_deliberate_break_has_its_place() -> None:
-    """The text that `breaks.py` replaces stands in the source."""
     assert [row.what for row in BREAKS if not applies(row)] == []
 
 
@@ -258,7 +244,7 @@ def test_house_rules() -> None:
     for path in (*SOURCES, *TESTS, *BENCHMARKS):
         assert path.stem not in {"utils", "util", "common", "helpers", "misc"}, "name it after what is in it"
         suspect = re.search(r"\bexcept:|Exception\b|__future__", path.read_text())
-        for node in ast.walk(parse(path)) if suspect else ():
+        for node in walk(parse(path)) if suspect else ():
             if isinstance(node, ast.ExceptHandler):
                 caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
                 assert not caught & {"Exception", "BaseException"}, f"{path}:{node.lineno}: name the expected errors"
@@ -271,7 +257,7 @@ def test_pickles_have_one_door() -> None:
         used = {name for _, name in imports(parse(path))}
         assert not {name.split(".")[0] for name in used} & UNPICKLERS, path
         assert "torch.save" not in used, f"{path}: weights and state are safetensors"
-        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        calls = [node for node in walk(parse(path)) if isinstance(node, ast.Call)]
         loads = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "torch.load"]
         door = ["torch.load(file, map_location='cpu', weights_only=True)"]
         assert loads == (door if path == SRC / PICKLES else []), path

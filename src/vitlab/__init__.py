@@ -21,18 +21,8 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["MODELS", "DataConfig", "OptimConfig", "ResNet", "ResNetConfig", "TrainConfig", "Variant", "ViT"]
-__all__ += [
-    "ViTConfig",
-    "convert",
-    "create_model",
-    "evaluate",
-    "features",
-    "finetune",
-    "get_config",
-    "inspect",
-    "list_models",
-]
-__all__ += ["load_dataset", "load_model", "parameter_groups", "predict", "preprocess", "save_model"]
+__all__ += ["ViTConfig", "convert", "create_model", "evaluate", "features", "finetune", "get_config", "inspect"]
+__all__ += ["list_models", "load_dataset", "load_model", "parameter_groups", "predict", "preprocess", "save_model"]
 __all__ += ["app", "data", "evaluation", "inspection", "models", "recipes", "runs", "train", "weights"]
 
 NAMES = {

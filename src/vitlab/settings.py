@@ -109,9 +109,8 @@ def _spell(hint: Any) -> str:
     return "None" if hint is type(None) else "finite float" if hint is float else getattr(hint, "__name__", str(hint))
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """The settings as plain data for JSON."""
-    return dataclasses.asdict(config)
+to_dict = dataclasses.asdict
+"""The settings as plain data for JSON."""
 
 
 def from_dict(kind: Any, data: dict[str, Any]) -> Any:

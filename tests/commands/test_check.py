@@ -16,7 +16,6 @@ def test_inputs_are_checked_before_torch_is_imported(run: Path) -> None:
         "predict missing x.jpg": "there is nothing at missing",
         f"predict {run} x.jpg": "there is no file or folder x.jpg",
         f"evaluate {run} --dataset cifar11": "unknown data set 'cifar11'; the nearest: cifar10",
-        f"probe {run} --dataset folder:nowhere": "nowhere does not exist",
         "export missing --to onnx": "there is nothing at missing",
         "pretrain tiny-digits --dataset digit": "unknown data set 'digit'",
         "paper fig6 missing": "there is nothing at missing",

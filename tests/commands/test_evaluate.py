@@ -18,7 +18,6 @@ from vitlab.weights import load_model, save_model
 
 
 def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the same features, cached in the given folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
     argv = ["fewshot", str(run), "--dataset", "digits", "--shots", "5", "--device", "cpu", "--cache", "cache"]
     result = answer(capsys, *argv, "--out", "few.json")
@@ -112,28 +111,6 @@ def test_a_table_is_completed_when_the_reader_of_the_output_ends(
 def test_names_on_the_standard_input(names: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(names)))
     assert read_names(("first.png", "-")) == ["first.png", "a.png", "b c.png"]
-
-
-def test_splits_of_a_folder(
-    run: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """20 images: 2 are the test split's, none is held out for a val split unless it is asked for."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    for name in "01":
-        Path("own", name).mkdir(parents=True)
-        for i in range(10):
-            Path("own", name, f"{i}.png").write_bytes(image.read_bytes())
-    data, cpu = ["--dataset", "folder:own"], ["--device", "cpu"]
-    assert answer(capsys, "evaluate", str(run), *data, *cpu, "--split", "all")["images"] == 20
-    probe = ["probe", str(run), "--k", "1", *cpu]
-    assert answer(capsys, *probe, *data)["train_images"] == 18
-    assert answer(capsys, *probe, *data, "--train-split", "train")["train_images"] == 16
-    assert answer(capsys, *probe, "--dataset", "digits")["train_images"] == 1259
-    few = answer(capsys, "fewshot", str(run), "--shots", "9", *cpu, *data)
-    assert few["rows"][0]["train_images"] == 18
-    code, _, err = call(capsys, *probe, *data, "--train-split", "test")
-    assert code == 2
-    assert "2 of the 2 test images of folder:own are also in the training split" in err
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -19,7 +19,7 @@ def help_text(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_has_a_text(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 80 columns nothing is wider, and the usual flags fit on a screen of 60 lines."""
+    """At 80 columns nothing is wider, and the usual flags fit on a screen of 60 lines. The example is understood."""
     monkeypatch.setenv("COLUMNS", "80")
     for flag in ("--help", "--help-all"):
         out = help_text(capsys, name, flag)
@@ -28,6 +28,10 @@ def test_every_flag_has_a_text(name: str, capsys: pytest.CaptureFixture[str], mo
         assert max(map(len, out.splitlines())) <= 80
         assert re.findall(r"^  --[^ ]+(?: [^ ]+)*\n(?!  {20})", out, re.MULTILINE) == []
         assert flag == "--help-all" or len(out.splitlines()) <= 60
+    (example,) = re.findall(r"^example: vitlab (.+)$", out, re.MULTILINE)
+    words = shlex.split(example)
+    assert words[0] == name
+    parse(words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,13 +68,3 @@ def test_settings_left_to_the_data_have_no_default(capsys: pytest.CaptureFixture
         assert re.search(rf"  {flag} (?:(?!\n  --).)*?\(chosen\s+by\s+the\s+data\)", staged, re.DOTALL)
     assert re.search(r"--optim.lr FLOAT (?:(?!\n  --).)*?\(default:\s+0\.0001\)", staged, re.DOTALL)
     assert "chosen" not in re.sub("the.*chosen", "", paper.partition("settings")[2])
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Which the command understands."""
-    _, out, _ = call(capsys, name, "--help")
-    (example,) = re.findall(r"^example: vitlab (.+)$", out, re.MULTILINE)
-    words = shlex.split(example)
-    assert words[0] == name
-    parse(words)

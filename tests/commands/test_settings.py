@@ -65,11 +65,9 @@ def test_flags_are_given_settings() -> None:
 @pytest.mark.parametrize(
     ("words", "crop", "area", "pad", "resize"),
     [
-        ("pretrain tiny-digits", "pad", 0.05, 2, None),
         ("pretrain tiny-digits --data.crop none", "none", 0.05, 4, None),
         ("pretrain tiny-digits --data.crop=pad", "pad", 0.05, 2, None),
         ("pretrain tiny-digits --data.crop inception --data.min_area 0.5", "inception", 0.5, 4, None),
-        ("vtab m --data.crop none", "none", 0.05, 4, None),
         ("vtab m --data.crop random", "random", 0.05, 4, 448),
         ("finetune m --dataset digits --data.crop random --data.crop-resize 40", "random", 0.05, 4, 40),
     ],

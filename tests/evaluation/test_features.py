@@ -79,7 +79,7 @@ def same(one: Features, two: Features) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs) and one.skipped == two.skipped
 
 
-def test_input_of_the_head(model: ViT, files: Dataset) -> None:
+def test_the_input_of_the_head(model: ViT, files: Dataset) -> None:
     prepared = frozen_preprocessing(Preprocessing.google(), (8, 8))
     result = features(model, files, BATCHES, preprocessing=prepared)
     assert (result.x.shape, result.x.dtype) == ((11, 6), np.float32)
@@ -92,9 +92,6 @@ def test_input_of_the_head(model: ViT, files: Dataset) -> None:
         assert not same(result, features(model, files, BATCHES, preprocessing=other))
     one_by_one = features(model, files, LoaderOptions(1, workers=1), preprocessing=prepared)
     np.testing.assert_allclose(one_by_one.x, result.x, rtol=1e-5, atol=1e-6)
-
-
-# ----------------------------------------------------------------------------------------------------------- cache
 
 
 def test_computed_once(
@@ -163,9 +160,6 @@ def test_corrupt_cache_is_computed_again(
     assert not (tmp_path / "other").exists()
 
 
-# ------------------------------------------------------------------------------------------------------- bad input
-
-
 def test_unreadable_images_are_skipped_and_not_cached(
     model: ViT, files: Dataset, computed: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,8 +196,7 @@ def test_preprocessing_of_frozen_models() -> None:
     assert frozen_preprocessing(bicubic, (224, 224)) == bicubic.at((224, 224))
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize(("augmented", "cached"), [(False, True), (True, False)])
 def test_several_processes(
     augmented: bool,
     cached: bool,
@@ -234,9 +227,7 @@ def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) 
     """Both kinds of file hold what a plain forward pass computes; an unreadable image is skipped and counted."""
     save_model(model, tmp_path / "model")
     for number in range(6):
-        path = tmp_path / "pets" / "cd"[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
+        put(tmp_path / "pets" / "cd"[number % 2] / f"{number}.png", 40 * number)
     (tmp_path / "pets" / "c" / "2.png").write_bytes(b"not an image")
     (tmp_path / "pets" / "c" / "4.png").rename(tmp_path / "pets" / "c" / "4\udcff.png")  # a name that is not UTF-8
     options = EvalOptions(device="cpu", on_error="skip")

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from sklearn.metrics import f1_score
 from torch.nn.functional import cross_entropy
 
@@ -87,16 +86,6 @@ def test_the_logits_are_scaled_scores() -> None:
     best, *others = (float(cross_entropy(scores * scale, targets)) for scale in scales)
     assert best == pytest.approx(head.loss, rel=1e-4)
     assert best < min(others)
-
-
-def test_digits() -> None:
-    """Leave-one-out accuracy is that on other images, nearly."""
-    order = np.random.default_rng(0).permutation(1797)
-    images, labels = (np.asarray(part)[order] for part in load_digits(return_X_y=True))
-    head = least_squares_head(images[None, :1000].astype(np.float32), labels[:1000], 10)
-    correct = head.logits(images[1000:]).argmax(axis=1) == labels[1000:]
-    assert head.accuracy > 0.9
-    assert correct.mean() == pytest.approx(head.accuracy, abs=0.05)
 
 
 def test_several_labels() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import put
-from PIL import Image
+from image_files import put, write_images
 from torch import nn
 
 from vitlab.data.dataset import Dataset, Labels
@@ -33,7 +32,7 @@ from vitlab.evaluation.load import (
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions, SplitOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import override
-from vitlab.models.vit import build_model
+from vitlab.models.vit import Model, build_model
 from vitlab.train.compile_cache import cpp_compiler
 from vitlab.train.precision import choose_device
 from vitlab.weights import load_metadata, load_model, save_model
@@ -53,13 +52,19 @@ KINDS: dict[str, ModelConfig] = {
 EXACT, ROUNDED = (ModelOptions(precision=precision, device="cpu") for precision in ("float32", "bfloat16"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
-    """float32 is exact; the rms error of bfloat16 is at most 3 % of that of the logits: some roundings of 0.4 %."""
+def saved_model(kind: str, folder: Path) -> Model:
+    """A model, which is saved in `model` of the folder as well."""
     model = build_model(KINDS[kind], generator=torch.Generator().manual_seed(0)).eval()
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight, std=0.1)
-    save_model(model, tmp_path / "model")
+    save_model(model, folder / "model")
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
+    """float32 is exact; the rms error of bfloat16 is at most 3 % of that of the logits: some roundings of 0.4 %."""
+    model = saved_model(kind, tmp_path)
     images = torch.rand(4, 3, 32, 32) * 2 - 1
     exact, rounded = (load_for_evaluation(tmp_path / "model", options).model for options in (EXACT, ROUNDED))
     assert device_of(exact) == torch.device("cpu")
@@ -102,22 +107,18 @@ torch.testing.assert_close(both[1], both[0], rtol=1e-4, atol=1e-5)
 @pytest.mark.parametrize("kind", ["ViT", "hybrid"])
 def test_a_compiled_model(kind: str, tmp_path: Path) -> None:
     """Evaluates and represents as the model does; in a process that checks no types."""
-    model = build_model(KINDS[kind], generator=torch.Generator().manual_seed(0)).eval()
-    assert model.head is not None
-    torch.nn.init.normal_(model.head.weight, std=0.1)
-    save_model(model, tmp_path / "model")
+    saved_model(kind, tmp_path)
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     subprocess.run([sys.executable, "-c", COMPILED, str(tmp_path / "model")], check=True, env=environment)
 
 
-def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What was compiled is published to later processes once."""
     published, logged = list[str](), list[str]()
     monkeypatch.setattr(torch, "compile", lambda forward, *, dynamic: lambda images: forward(images) + 1 + dynamic)
     monkeypatch.setattr(load, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(load, "compile_cache", lambda: SimpleNamespace(publish=lambda: published.append("once")))
-    model = build_model(KINDS["ViT"], generator=torch.Generator().manual_seed(0)).eval()
-    images = torch.rand(3, 3, 32, 32)
+    model, images = saved_model("ViT", tmp_path), torch.rand(3, 3, 32, 32)
     tokens = model.forward_features(images)
     load.compile_inference(model, batch_size=3, log=logged.append)
     for batch, difference in ((images, 1.0), (images, 1.0), (images[:2], 0.0)):
@@ -126,8 +127,7 @@ def test_only_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_compiling_requires_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    model = build_model(KINDS["ViT"], generator=torch.Generator().manual_seed(0)).eval()
-    save_model(model, tmp_path / "model")
+    saved_model("ViT", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match="install g"):
         evaluate_checkpoint(tmp_path / "model", "digits", options=EvalOptions(device="cpu", compile=True))
@@ -143,8 +143,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match=f"device '{unknown}' is unknown or missing.* torch sees 2 GPUs"):
             choose_device(unknown)
 
-
-# ------------------------------------------------------------------------------------------------------------ batches
 
 DATA = Dataset("made", "test", ("a",), np.zeros(7, np.int64), pixels=np.zeros((7, 4, 4, 3), np.uint8))
 OPTIONS = LoaderOptions(2, on_error="skip")
@@ -163,8 +161,6 @@ def test_mode_and_generators_are_left_alone(training: bool) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------------------------------------------------ classes
-
 CPU = EvalOptions(batch_size=256, device="cpu")
 
 
@@ -172,10 +168,7 @@ CPU = EvalOptions(batch_size=256, device="cpu")
 def test_data_with_some_of_the_models_classes(workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Matched by name, not by number; predictions are over all classes."""
     digits = load_dataset("digits", "test", classes=(2, 0))
-    for i in range(len(digits)):
-        folder = tmp_path / "some" / "test" / digits.classes[digits.labels[i]]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(digits.image(i)).save(folder / f"{i:03}.png")
+    write_images(tmp_path / "some" / "test", digits)
     result = evaluate_checkpoint(workdir, f"folder:{tmp_path / 'some'}", options=CPU)
     whole = evaluate_checkpoint(workdir, options=CPU)
     assert result.classes == ("0", "1", "2")
@@ -216,12 +209,6 @@ def test_classes_of_imagenets_test_sets(classes: list[str], outputs: int, known:
             match_classes(images, card, outputs, "imagenet_v2", "m")
 
 
-def test_a_class_with_two_outputs() -> None:
-    birds = Dataset("folder:birds", "test", ("crane", "egret"), np.arange(2), np.zeros((2, 1, 1, 3), np.uint8))
-    with pytest.raises(UserError, match="several outputs called crane"):
-        match_classes(birds, {"classes": ["crane", "crane", "egret"]}, 3, "folder:birds", "m")
-
-
 def test_classes_are_matched_in_any_unicode_form_and_without_names_by_position(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -232,6 +219,8 @@ def test_classes_are_matched_in_any_unicode_form_and_without_names_by_position(
     assert not caplog.messages
     assert match_classes(images, {}, 2, "folder:m", "m") is images
     assert "m has no class names: classes are matched by position (0 " in caplog.text
+    with pytest.raises(UserError, match="several outputs called a"):
+        match_classes(images, {"classes": ["a", "a", composed]}, 3, "folder:m", "m")
 
 
 def test_splits_that_make_no_classifier(tmp_path: Path) -> None:

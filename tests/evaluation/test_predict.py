@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from irregular import irregular
 from PIL import Image
 from small_disk import small_disk
 
@@ -172,20 +171,6 @@ def test_labels_are_set_by_their_thresholds(
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
-    for checkpoint, sources, message in (
-        (workdir, [], "no image was named"),
-        (workdir, [str(tmp_path / "empty")], "holds no images"),
-        (workdir, [*images, str(tmp_path / "nowhere.png")], "no file or folder"),
-        (tmp_path / "headless", images[:1], "has no head"),
-    ):
-        with pytest.raises(UserError, match=message):
-            next(predict(checkpoint, sources, CPU))
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path) -> None:
     """With the resize of the card: a mark at the edge of a wide image lies outside the central crop."""
     model = load_model(workdir)
@@ -204,17 +189,6 @@ def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path
 def test_lines() -> None:
     assert Prediction("a.png", (("cat", 0.91234), ("dog", 0.08))).as_line() == "a.png: cat 91.2%, dog 8.0%"
     assert Prediction("a\nb.png", (("\x1b[31mcat", 0.5),)).as_line() == "'a\\nb.png': '\\x1b[31mcat' 50.0%"
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_irregular_files_give_their_error(workdir: Path, tmp_path: Path) -> None:
-    irregular("pipe", tmp_path / "x.jpg", tmp_path)
-    irregular("link to a device", tmp_path / "y.jpg", tmp_path)
-    for sources in ([str(tmp_path)], [str(tmp_path / f"{name}.jpg") for name in "xy"]):
-        errors = {Path(each.path).name: each.error or "" for each in predictions(workdir, *sources)}
-        assert errors.keys() == {"x.jpg", "y.jpg"}
-        assert "named pipe" in errors["x.jpg"]
-        assert "device" in errors["y.jpg"]
 
 
 def small(classes: int, scale: float) -> ViT:

@@ -29,7 +29,7 @@ PURPOSES = {
         "vtab": "train",
         "predict": "evaluate",
     },
-    "Inspect": {"inspect": "inspect", "paper": "paper", "duplicates": "inspect"},
+    "Inspect": {"inspect": "inspect", "paper": "inspect", "duplicates": "inspect"},
     "Convert and serve": {"convert": "convert", "export": "convert", "shard": "convert", "app": "inspect"},
     "Machine and lists": {"list": "info", "plan": "study", "bench": "study", "doctor": "info"},
 }

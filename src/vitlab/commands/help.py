@@ -95,9 +95,8 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     blocks = [
         textwrap.fill(usage, _width(), subsequent_indent="    "),
         textwrap.fill(" ".join((kind.__doc__ or "").split()), _width()),
+        f"example: {EXAMPLES[name]}",
     ]
-    if name in EXAMPLES:
-        blocks.append(f"example: {EXAMPLES[name]}")
     for title, rows in groups.items():
         if rows:
             blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, show_all) for flag in rows)]))

@@ -77,25 +77,15 @@ def models(pattern: str = "*") -> list[Row]:
 def _model(name: str, config: ModelConfig) -> Row:
     if isinstance(config, ResNetConfig):
         body = config.body
-        axial = body.mixing == "axial"
-        stride = body.stride
-        tokens = math.prod(config.grid)
-        layers = 3 * sum(body.layers) + 2
-        width = body.width
-        mlp = "-"
-        patch = "-"
-        kind, heads = ("axial", AXIAL_HEADS) if axial else ("ResNet", "-")
+        kind, heads = ("axial", AXIAL_HEADS) if body.mixing == "axial" else ("ResNet", "-")
+        row = {"kind": kind, "layers": 3 * sum(body.layers) + 2, "width": body.width, "mlp": "-", "heads": heads}
+        row |= {"patch": "-", "stride": body.stride, "tokens": math.prod(config.grid)}
     else:
-        stride, tokens = config.stride, config.num_tokens
-        layers = config.depth
-        width = config.width
-        mlp = config.mlp_dim
-        heads = config.heads
-        patch = config.patch_size
         kind = "axial" if config.encoder == "axial" else "hybrid" if config.stem else "ViT"
-    row = {"model": name, "kind": kind, "layers": layers, "width": width, "mlp": mlp, "heads": heads, "patch": patch}
-    row |= {"stride": stride, "tokens": tokens, "parameters": config.num_parameters}
-    return row | {"gmacs": round(config.forward_macs / 1e9, 2)}
+        row = {"kind": kind, "layers": config.depth, "width": config.width, "mlp": config.mlp_dim}
+        row |= {"heads": config.heads, "patch": config.patch_size, "stride": config.stride, "tokens": config.num_tokens}
+    gmacs = round(config.forward_macs / 1e9, 2)
+    return {"model": name, **row, "parameters": config.num_parameters, "gmacs": gmacs}
 
 
 def checkpoints(pattern: str = "*") -> list[Row]:

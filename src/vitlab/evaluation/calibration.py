@@ -29,15 +29,15 @@ class Calibration(NamedTuple):
         return float(np.average(gaps, weights=self.counts[used]))
 
 
-def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = BINS) -> Calibration:
+def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> Calibration:
     """Accuracy and mean confidence of n > 0 predictions, by bins of confidence (softmax probability of the prediction).
 
     Source: Guo et al. 2017, On Calibration of Modern Neural Networks, Sec. 2.
     """
-    positions = np.digitize(confidences, np.linspace(0, 1, bins + 1)[1:-1], right=True)
-    counts = np.bincount(positions, minlength=bins)
-    sums = (np.bincount(positions, np.float64(values), bins) for values in (correct, confidences))
-    accuracies, means = (np.divide(total, counts, out=np.full(bins, np.nan), where=counts > 0) for total in sums)
+    positions = np.digitize(confidences, np.linspace(0, 1, BINS + 1)[1:-1], right=True)
+    counts = np.bincount(positions, minlength=BINS)
+    sums = (np.bincount(positions, np.float64(values), BINS) for values in (correct, confidences))
+    accuracies, means = (np.divide(total, counts, out=np.full(BINS, np.nan), where=counts > 0) for total in sums)
     return Calibration(counts, accuracies, means)
 
 

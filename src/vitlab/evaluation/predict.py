@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -184,56 +184,42 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     A model of several labels adds the labels that are set, joined by |.
 
     The file is opened at once; with its first row it replaces an earlier one. Each row is written as it comes, so that
-    what is done is kept when the command ends early.
+    what is done is kept when the command ends early; but unreadable images wait for the first one with classes, which
+    shows the number of columns.
     """
+    first: Prediction | None = None
+    waiting: list[Prediction] = []
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        table = _Table(file)
+        table = csv.writer(file, lineterminator="\n")
+
+        def write_waiting() -> None:
+            nonlocal first
+            if not waiting:
+                return
+            if first is None:
+                first = waiting[-1]
+                if file.seekable():
+                    file.truncate(0)
+                ranked = [f"{name}_{k}" for k in range(1, len(first.top) + 1) for name in ("class", "probability")]
+                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * (first.labels is not None)))
+            for prediction in waiting:
+                cells = [cell for pair in prediction.top for cell in pair] or [""] * (2 * len(first.top))
+                row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
+                row += ["|".join(prediction.labels or ())] * (first.labels is not None)
+                table.writerow(as_cells(row))
+            waiting.clear()
+            file.flush()
+
+        def write(prediction: Prediction) -> None:
+            waiting.append(prediction)
+            if first is not None or prediction.top:
+                write_waiting()
+
         try:
-            yield table.write
+            yield write
         finally:
-            table.write_waiting()
-            if not table.begun and is_new:
+            write_waiting()
+            if first is None and is_new:
                 path.unlink()
-
-
-class _Table:
-    """A CSV file of predictions. The first one with classes shows the number of columns: unreadable images before it
-    wait for it."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.begun = False
-        self._file = file
-        self._csv = csv.writer(file, lineterminator="\n")
-        self._waiting: list[Prediction] = []
-        self._num_classes = 0
-        self._multi_label = False
-
-    def write(self, prediction: Prediction) -> None:
-        self._waiting.append(prediction)
-        if self.begun or prediction.top:
-            self.write_waiting()
-
-    def write_waiting(self) -> None:
-        if not self._waiting:
-            return
-        if not self.begun:
-            self._begin(self._waiting[-1])
-        for prediction in self._waiting:
-            cells = [cell for pair in prediction.top for cell in pair] or [""] * (2 * self._num_classes)
-            row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
-            row += ["|".join(prediction.labels or ())] * self._multi_label
-            self._csv.writerow(as_cells(row))
-        self._waiting.clear()
-        self._file.flush()
-
-    def _begin(self, prediction: Prediction) -> None:
-        """Writes the names of the columns of such predictions, in place of an earlier table."""
-        self.begun = True
-        if self._file.seekable():
-            self._file.truncate(0)
-        self._num_classes = len(prediction.top)
-        self._multi_label = prediction.labels is not None
-        ranked = [name for k in range(1, self._num_classes + 1) for name in (f"class_{k}", f"probability_{k}")]
-        self._csv.writerow(("image", *ranked, "rejected", "error", *["labels"] * self._multi_label))

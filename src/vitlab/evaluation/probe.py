@@ -32,12 +32,11 @@ def knn(
     num_classes: int,
     *,
     ks: Sequence[int] | None = None,
-    temperature: float = TEMPERATURE,
     device: str | torch.device = "cpu",
 ) -> dict[int, float]:
     """Accuracy for each of `ks` (default: all possible `KS`) of the vote of the k most similar training images.
 
-    Each votes with exp(cosine / temperature). Raises UserError for a k larger than the training set.
+    Each votes with exp(cosine / TEMPERATURE). Raises UserError for a k larger than the training set.
     """
     ks = _choose_ks(ks, len(train.x))
     directions, queries = (F.normalize(torch.from_numpy(part.x).to(device), dim=1) for part in (train, test))
@@ -48,7 +47,7 @@ def knn(
         cosines, nearest = (part @ directions.T).topk(max(ks), dim=1)
         cosines, classes = cosines.double(), train_labels[nearest]
         # Less the highest cosine: divides all votes by one number and keeps small temperatures finite.
-        votes = ((cosines - cosines[:, :1]) / temperature).exp()
+        votes = ((cosines - cosines[:, :1]) / TEMPERATURE).exp()
         for k in ks:
             sums = votes.new_zeros(len(labels), num_classes).scatter_add_(1, classes[:, :k], votes[:, :k])
             hits[k] += int((sums.argmax(dim=1) == labels).sum())

@@ -186,30 +186,18 @@ def headline(record: Mapping[str, Any]) -> str:
 
 def format_evaluation(record: Mapping[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
-    return _format_multi_label(record) if "f1" in record else _format_single_label(record)  # of predicted sets
-
-
-def _format_single_label(record: Mapping[str, Any]) -> str:
-    low, high = record["accuracy_interval"]
-    accuracy = f"accuracy {record['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%})"
-    metrics = [accuracy, *_metrics(record, "balanced_accuracy", "loss", "top5")]
-    return _format(record, ("class", "images", "recall", "accuracy", "precision"), metrics)
-
-
-def _format_multi_label(record: Mapping[str, Any]) -> str:
-    columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
-    metrics = _metrics(record, "mean_average_precision", "f1", "exact_match", "loss")
-    return f"{_format(record, columns, metrics)}\nthresholds: {record['thresholds']}"
-
-
-def _metrics(record: Mapping[str, Any], *names: str) -> list[str]:
-    present = [name for name in names if record.get(name) is not None]
-    return [f"{name.replace('_', ' ')} {record[name]:{'.4f' if name == 'loss' else '.2%'}}" for name in present]
-
-
-def _format(record: Mapping[str, Any], columns: tuple[str, ...], metrics: list[str]) -> str:
-    """The table with the `columns` that the classes have, and below it the images, `metrics` and notes."""
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
+    if "f1" in record:  # of predicted sets
+        columns = ("class", "images", "average_precision", "threshold", "precision", "recall", "f1")
+        shown = ("mean_average_precision", "f1", "exact_match", "loss")
+        metrics, last = [], f"\nthresholds: {record['thresholds']}"
+    else:
+        columns = ("class", "images", "recall", "accuracy", "precision")
+        shown = ("balanced_accuracy", "loss", "top5")
+        low, high = record["accuracy_interval"]
+        metrics, last = [f"accuracy {record['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%})"], ""
+    present = [name for name in shown if record.get(name) is not None]
+    metrics += [f"{name.replace('_', ' ')} {record[name]:{'.4f' if name == 'loss' else '.2%'}}" for name in present]
     names = [name for name in columns if rows and name in rows[0]]
     table = format_table([{name.replace("_", " "): _cell(name, row[name]) for name in names} for row in rows])
     total = f" of {record['full_size']:,}" if "full_size" in record else ""
@@ -221,7 +209,7 @@ def _format(record: Mapping[str, Any], columns: tuple[str, ...], metrics: list[s
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
-    return f"{table}\n{' · '.join(parts)}"
+    return f"{table}\n{' · '.join(parts)}{last}"
 
 
 def _cell(column: str, value: Any) -> str | int:
