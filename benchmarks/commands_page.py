@@ -19,13 +19,13 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `--help` after a command prints: its usual flags. `--help-all` prints every flag with its whole text, and",
+        "What `--help` after a command prints: its usual flags. `--help-all` prints every flag with its whole text.",
         "`--json` prints results for programs.",
         "",
         "- Every setting of a run is a flag: `--optim.lr 0.003`, `--model.depth 6`. An unknown, invalid or ineffective",
         "  setting is an error that says what is allowed.",
-        "- Exit codes: 0 done; 1 failed, in whole or in part; 2 invalid input; 143 stopped and saved, by Ctrl-C or SIGTERM",
-        "  in training; 130 interrupted by Ctrl-C elsewhere.",
+        "- Exit codes: 0 done; 1 failed, in whole or in part; 2 invalid input; 143 stopped and saved, by Ctrl-C or",
+        "  SIGTERM in training; 130 interrupted by Ctrl-C elsewhere.",
     ]
     for purpose, names in PURPOSES.items():
         lines += ["", f"## {purpose}"]

@@ -140,9 +140,9 @@ def preformatted(text: str) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `10m`, `1.5h` or a plain number of seconds. Raises UserError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
-    seconds = match and float(match[1]) * {"s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
+    """Seconds of `90s`, `10m` or `1.5h`. Raises UserError, also without a unit: `2` may be meant as minutes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", text.strip())
+    seconds = match and float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
     if not seconds:
         raise UserError(f"{text!r} is not a time; give a number with s, m or h, such as 90s, 10m or 1.5h.")
     return seconds

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from vitlab.data.dataset import Labels
+from vitlab.evaluation.calibration import MIN_CALIBRATED
 from vitlab.evaluation.result import Evaluation, format_evaluation, headline
 
 
@@ -33,3 +34,11 @@ def test_a_label_that_all_images_have_is_no_headline(thresholds: list[float] | N
     assert evaluation.wrong_labels.tolist() == ([0, 1, 0, 0] if thresholds else [1, 1, 0, 1])
     assert record["exact_match"] == (0.75 if thresholds else 0.25)
     assert headline({"accuracy": 0.5}) == "accuracy 50.00%"
+
+
+@pytest.mark.parametrize("count", [MIN_CALIBRATED - 1, MIN_CALIBRATED])
+def test_the_calibration_error_needs_enough_images(count: int) -> None:
+    zeros, right = np.zeros(count, np.int64), np.ones(count, bool)
+    confidences = np.full(count, 0.75, np.float32)
+    record = Evaluation(("a", "b"), np.arange(count), zeros, zeros, confidences, confidences, right, right, 0).record()
+    assert record.get("expected_calibration_error") == (0.25 if count == MIN_CALIBRATED else None)

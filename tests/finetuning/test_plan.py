@@ -52,6 +52,7 @@ def test_the_budget_that_includes_what_is_left_out() -> None:
     assert made.config.runs == 0
     (line,) = (line for line in left_out(task(60), made) if "fine-tuning" in line)
     (minutes,) = map(int, re.findall(r"--budget (\d+)m includes it", line))
+    assert f"{task(60).images.train:,} training images takes" in line
     assert plan(60 * minutes).config.runs == 1
     assert plan(60 * (minutes - 1)).config.runs == 0
     assert not list(left_out(task(10**6), plan(10**6)))

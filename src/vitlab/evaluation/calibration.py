@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 
 BINS = 15
 """Equal-width bins of confidence (Guo et al. 2017)."""
+MIN_CALIBRATED = 100
+"""Minimum number of images for a calibration error: about seven for each bin."""
 
 
 class Calibration(NamedTuple):

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from vitlab.data.dataset import Labels
 from vitlab.display import format_table, preformatted
 from vitlab.errors import quoted
-from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
+from vitlab.evaluation.calibration import MIN_CALIBRATED, Calibration, accuracy_interval, calibrate
 from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
 from vitlab.weights.json_fields import THRESHOLDS
 
@@ -141,7 +141,8 @@ class Evaluation:
         """The metrics and what they were measured on, as plain data:
 
         - always: `metrics`, images, skipped, computed_in and `per_class`; if there are any, left_out and full_size
-        - without `predicted_sets`: accuracy_interval (95 %) and expected_calibration_error (`Calibration`)
+        - without `predicted_sets`: accuracy_interval (95 %) and, of MIN_CALIBRATED images or more,
+          expected_calibration_error (`Calibration`)
         - with `predicted_sets`: f1 and thresholds (`label_summary`), and exact_match, the fraction of images with
           exactly the right labels
         - if each image has one label: balanced_accuracy, the mean recall of the classes with images
@@ -150,7 +151,8 @@ class Evaluation:
         record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
         if self.predicted_sets is None:
             record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
-            record["expected_calibration_error"] = self.calibration.error
+            if len(self.labels) >= MIN_CALIBRATED:
+                record["expected_calibration_error"] = self.calibration.error
         else:
             record |= label_summary(per_class, self.thresholds)
             record["exact_match"] = float((self.wrong_labels == 0).mean())

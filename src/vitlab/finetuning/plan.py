@@ -223,10 +223,15 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
         text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
         yield text + budget_for(lambda longer: longer.config.data.subset_fraction == whole)
     if not plan.config.runs and task.config.runs:
-        yield "left out: fine-tuning after the least-squares head" + budget_for(lambda longer: longer.config.runs > 0)
+        seconds = task.images.train * plan.cost.train(plan.config.model)
+        reason = f"a pass over {task.images.train:,} training images takes {format_duration(seconds)}"
+        text = f"left out: fine-tuning after the least-squares head ({reason})"
+        yield text + budget_for(lambda longer: longer.config.runs > 0)
     if plan.report != "whole" and plan.config.head:
         parts = "the report" if plan.report == "none" else "near-duplicates and files of the figures, in the report"
-        yield f"left out: {parts}" + budget_for(lambda longer: longer.report == "whole")
+        seconds = plan.report_seconds("whole")
+        reason = f"it takes {format_duration(seconds)}, more than {REPORT_FRACTION:.0%} of the time"
+        yield f"left out: {parts} ({reason})" + budget_for(lambda longer: longer.report == "whole")
 
 
 def side(config: FinetuneConfig) -> int:

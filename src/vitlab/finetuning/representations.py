@@ -55,7 +55,7 @@ class FrozenCheckpoint:
         parts = _split_in_parts(self.job, select_images(self.job))
         done: list[Features] = []
         for number, indices in enumerate(parts, 1):
-            name = f"part {number} of {len(parts)} of the head's images"
+            name = f"training images of the head, part {number} of {len(parts)}"
             if done and not clock.fits(name, len(indices) * clock.image_seconds, clock.seconds("test")):
                 break
             done.append(self._compute(indices, "representations", preprocessing=preprocessing))

@@ -180,7 +180,7 @@ def format_counts(result: dict[str, Any]) -> dict[str, str]:
         "Pairs": f"{result['pairs']:,}",
         "Mirrored pairs": f"{result['mirrored_pairs']:,}",
         "Pairs with conflicting labels": f"{result['conflicting_pairs']:,}",
-        "Largest distance": f"{result['threshold']:g}",
+        "Threshold of the distance": f"{result['threshold']:g}",
         "Blank images, not compared": f"{blank:,}",
         "Unreadable images": f"{len(result['unreadable']):,}",
     }

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from vitlab.errors import UserError
+from vitlab.evaluation.calibration import MIN_CALIBRATED
 from vitlab.inspection import figures, plots
 from vitlab.inspection.attention import patch_distances
 from vitlab.inspection.capture import Capture
@@ -61,8 +62,7 @@ def make_embedding_figures(model: ViT) -> list[Drawing]:
 class RunSection:
     """One training run as a section of a page; what is None or empty is left out."""
 
-    MIN_CALIBRATED: ClassVar[int] = 100
-    """Minimum number of test images for calibration: about seven for each of its 15 bins."""
+    MIN_CALIBRATED: ClassVar[int] = MIN_CALIBRATED
     name: str
     explanation: str
     numbers: Mapping[str, str]

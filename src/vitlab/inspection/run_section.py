@@ -54,10 +54,11 @@ def run_section(
 
     With a device, a Vision Transformer's attention in these images is computed there.
     """
-    test = run.test
+    test, result = run.test, read_json(run.folder / "result.json")
     multi_label = test.predicted_sets is not None
     # Average precision needs the scores of several labels, which are not in the predictions.
-    record = read_json(run.folder / "result.json")["test"] if multi_label else test.record()
+    record = result["test"] if multi_label else test.record()
+    trained, examples = result.get("least_squares", {}).get("fitted_images"), run.settings["examples"]
     records = read_log(run.folder / "metrics.jsonl")
     paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.job)])]
     mistakes, attended = None, False
@@ -71,7 +72,7 @@ def run_section(
         numbers={
             **_metrics(run, record),
             "Test images": f"{len(test.labels):,}",
-            "Training images": f"{run.settings['examples']:,}",
+            "Training images": f"{examples:,}" if trained in (None, examples) else f"{trained:,} of {examples:,}",
             "Training steps": f"{max((record['step'] for record in records), default=0):,}",
         },
         records=records,
@@ -107,8 +108,6 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
     else:
         main = {"Mean average precision": f"{precision:.1%}"}
     present = {title: record[name] for name, title in METRICS.items() if record.get(name) is not None}
-    if len(run.test.labels) < RunSection.MIN_CALIBRATED:
-        present.pop(METRICS["expected_calibration_error"], None)
     return main | {title: f"{value:.1%}" for title, value in present.items()}
 
 

@@ -23,6 +23,21 @@ Rows = Sequence[Mapping[str, Any]]
 SIZES = {"ViT-Base": ("B", "86M"), "ViT-Large": ("L", "307M"), "ViT-Huge": ("H", "632M")}
 """Name in Table 1 -> letter in the names of this package, and the parameters that the paper prints."""
 PATCHES = {"B": (16, 32), "L": (16, 32), "H": (14,)}
+PRINTED_EPOCHS = {
+    ("JFT-300M", "ViT-L/16"): "7/14",
+    ("JFT-300M", "R50+ViT-L/16"): "7/14",
+    ("ImageNet-21k", "ViT-L/16"): "30/90",
+    ("ImageNet-21k", "ViT-L/32"): "30/90",
+}
+"""Where Table 3 prints two numbers, of which the recipe has the larger."""
+TABLE4_TITLES = {
+    "imagenet": "ImageNet",
+    "cifar100": "CIFAR-100",
+    "cifar10": "CIFAR-10",
+    "pets": "Oxford-IIIT Pets",
+    "flowers102": "Flowers-102",
+    "vtab:TASK": "VTAB (19 tasks)",
+}
 HERE = "here: "
 """In front of the heading of a column whose numbers are ours."""
 
@@ -56,17 +71,21 @@ def _printed_rows(name: str) -> list[dict[str, str]]:
 
 
 def table3() -> Rows:
-    """The rows of the recipes in `recipes/pretrain.py`."""
+    """The rows of the recipes in `recipes/pretrain.py`, with the epochs as printed and as in the recipe."""
     configs = [("JFT-300M", model, pretrain.jft(model)) for model in pretrain.JFT]
     configs += [("ImageNet-21k", model, pretrain.imagenet21k(model)) for model in pretrain.IMAGENET21K]
     configs += [("ImageNet", "ViT-*", pretrain.imagenet())]
-    return [{"model": model, "data": data, **_settings(config)} for data, model, config in configs]
+    return [
+        {"model": model, "data": data}
+        | {"epochs": PRINTED_EPOCHS.get((data, model), f"{config.epochs:g}"), f"{HERE}epochs": f"{config.epochs:g}"}
+        | _settings(config)
+        for data, model, config in configs
+    ]
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
     model, optim = config.model, config.optim
     return {
-        "epochs": f"{config.epochs:g}",
         "base rate": f"{optim.lr:g}",
         "decay": optim.schedule,
         "weight decay": f"{optim.weight_decay:g}",
@@ -77,14 +96,14 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def table4() -> Rows:
-    """The rows of the recipes in `recipes/finetune.py`; warm-up and the held-out part are Google's code's."""
+    """The rows of the recipes in `recipes/finetune.py`; the held-out share is App. B.1.1's, warm-up Google's code's."""
     return [
         {
-            "data": name,
+            "data": TABLE4_TITLES[name],
             "steps": steps,
             "base rates": ", ".join(f"{rate:g}" for rate in rates),
-            "held out": f"{held_out:.0%}",
-            "warm-up": warmup,
+            "held out (B.1.1)": f"{held_out:.0%}",
+            f"{HERE}warm-up": warmup,
         }
         for name, (rates, held_out, steps, warmup) in TABLE4.items()
         if name

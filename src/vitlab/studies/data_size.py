@@ -170,14 +170,16 @@ def _claims(results: Results) -> list[Claim]:
         vit_lead = difference(early_stopped, vits | most, resnets | most)
         claims += [
             Claim(f"With the least data the ResNet is ahead, {where}.", paper, resnet_lead),
-            Claim(f"Tenfold data brings the ViT more than the ResNet, {where}.", paper, gain(vits, resnets)),
+            Claim(
+                f"The ViT gains more from ten times the data than the ResNet does, {where}.", paper, gain(vits, resnets)
+            ),
             Claim(f"With the most data the ViT is ahead, {where}.", paper, vit_lead, out_of_reach=FEW_IMAGES),
         ]
     if "large" not in results.values("size"):
         return claims
     for run, title in TITLES.items():
         small = {"run": run, "data": "", "family": "ViT", "size": "small"}
-        text = f"Tenfold data brings the larger ViT more than the smaller one ({title})."
+        text = f"The larger ViT gains more from ten times the data than the smaller one does ({title})."
         paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
         claims.append(Claim(text, paper, gain(small | {"size": "large"}, small)))
     return claims

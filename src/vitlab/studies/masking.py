@@ -123,10 +123,10 @@ MASKING = Study(
     source="Sec. 4.6, App. B.1.2",
     question="Is masked patch prediction worth it, with which target, and how much should be corrupted?",
     variants=variants,
-    summary="A ViT learns without labels by masked patch prediction and is fine-tuned. In small, from scratch is the "
-    "same shape with fresh weights, on the same labels for as many steps (the paper's is trained to the end), heads "
-    f"start at a standard deviation of {HEAD_STD} unless a row says otherwise, and supervised pre-training is left "
-    "out: it would see the labels that fine-tuning must not.",
+    summary="A ViT learns without labels by masked patch prediction and is fine-tuned. At this scale, from scratch is "
+    "the same shape with fresh weights, on the same labels for as many steps (the paper's is trained to the end), "
+    f"heads start at a standard deviation of {HEAD_STD} unless a row says otherwise, and supervised pre-training is "
+    "left out: it would see the labels that fine-tuning must not.",
     rows=("variant",),
     columns={
         "pre-training": lambda row: STARTS[row.labels["variant"]][0],

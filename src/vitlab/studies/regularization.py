@@ -87,7 +87,7 @@ def _claims(results: Results) -> list[Claim]:
             difference("accuracy", chosen[little], plain[little]),
         ),
         Claim(
-            f"They gain more with little data than with much ({much}; chosen there: {best[much]}).",
+            f"Regularizers gain more with little data than with much ({much}; chosen there: {best[much]}).",
             "Table 3: decay 0.3 and dropout on ImageNet, 0.03 and dropout on ImageNet-21k, 0.1 and none on JFT-300M",
             difference("accuracy", (chosen[little], plain[much]), (plain[little], chosen[much])),
         ),

@@ -21,11 +21,11 @@ from vitlab.train.workdir import write_json
 
 EXPLANATION = """\
 Differences are in percentage points, paired by seed and test images, which are the same for all. In brackets is the \
-95 % interval over seeds (Student's t). "Detects" is the true difference that as many seeds of this spread show with a \
-probability of 80 %, "relevant" the smallest difference that counts. A claim is `supported` where the interval is on \
-its side, `contradicted` where it is below the relevant difference, else `inconclusive`. That two groups are equal is \
-`supported` where the interval is within plus or minus the relevant difference, `contradicted` where it is outside. \
-`not tested` is what this scale cannot show."""
+95 % interval over seeds (Student's t). "Detectable" is the true difference that as many seeds of this spread show \
+with a probability of 80 %. A claim is `supported` if the interval is on its side, `contradicted` if it is below the \
+smallest relevant difference, otherwise `inconclusive`. That two groups are equal is `supported` if the interval is \
+within plus or minus the smallest relevant difference, `contradicted` if it is outside. `not tested` is what this \
+scale cannot show."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SMOKE_TEST = "a smoke test, which decides nothing: `--scale small` does"
 SHORT_RUNS = "a study with 1/{} of the steps, for its time budget, which decides nothing: a larger `--budget` does"
@@ -163,8 +163,8 @@ def describe_runs(results: Results) -> str:
     if (fewshot := results.runs[0].run.config.fewshot) is not None:
         task = fewshot.dataset or "classes of the same data set that pre-training does not see"
         text += (
-            f" {' and '.join(map(str, fewshot.shots))}-shot accuracy is the mean of {fewshot.seeds} draws, by least "
-            f"squares on the frozen representation. Its data: {task}."
+            f" Transfer is the {max(fewshot.shots)}-shot accuracy. Few-shot accuracy is the mean of {fewshot.seeds} "
+            f"draws, by least squares on the frozen representation. Its data: {task}."
         )
     return text
 
@@ -181,8 +181,8 @@ def as_markdown(report: Mapping[str, Any]) -> str:
             "claim": row["claim"],
             "the paper": row["paper"],
             "here": row["points"],
-            "detects": _points(row["measured"]["detectable"]),
-            "relevant": _points(row["relevant"]),
+            "detectable": _points(row["measured"]["detectable"]),
+            "smallest relevant": _points(row["relevant"]),
             "verdict": f"{row['verdict']}: {row['reason']}" if row["reason"] else row["verdict"],
         }
         for row in report["claims"]
