@@ -1,5 +1,4 @@
-"""timm's config.json, read and written, what the names of its architectures say, and models of timm's that are refused;
-timm itself is the reference."""
+"""timm's config.json, and models of timm's that are refused; timm itself is the reference."""
 
 import json
 from pathlib import Path
