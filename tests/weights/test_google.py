@@ -1,5 +1,4 @@
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ import torch
 from states import Arrays, arrays_of, randomized, same, write_spelled
 
 from vitlab.io import write_arrays
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
 from vitlab.weights.google import BFLOAT16, read_google, read_npz, write_google
-from vitlab.weights.google_layout import google_layout
 
 VITS = ("vit_testing", "vit_tiny_rep", "vit_tiny_gap", "vit_epsprobe", "hybrid_small")
 BIG_VISION = ("bv_mu16_gap_learn", "bv_S16_gap_learn", "bv_S16_gap_sincos2d_rep")
@@ -307,26 +305,3 @@ def test_unsupported_settings_are_not_written(tmp_path: Path, config: ModelConfi
     with pytest.raises(ValueError, match=f"{problem}.*save_model"):
         write_google(build_model(config), tmp_path / "out.npz")
     assert not list(tmp_path.iterdir())
-
-
-def test_names_and_shapes_are_those_of_every_published_model(shared: Path) -> None:
-    """Of a ViT in both spellings of vit_jax, of BiT, and counts of big_vision's ResNets."""
-    hybrids = []
-    for path in sorted((shared / "facts" / "keys").glob("imagenet21k__*.json")):
-        theirs = json.loads(path.read_text())
-        name, size, classes = "/".join(theirs["model"].rsplit("_", 1)), theirs["resolution"], theirs["num_classes"]
-        config = get_config(name, image_size=size, num_classes=classes)
-        assert isinstance(config, ViTConfig)
-        config = dataclasses.replace(config, representation_size=config.width)
-        keys: dict[Any, str] = {"stored": "stored_prelinen", "linen": "linen"}
-        for spelling, key in keys.items():
-            layout = google_layout(config, spelling)
-            assert {name: list(slot.shape) for name, slot in layout.items()} == theirs[key], path.name
-        hybrids.append(config.stem is not None)
-    assert (hybrids.count(False), hybrids.count(True)) == (6, 3)
-    published = json.loads((shared / "facts" / "keys" / "BiT-M-R50x1.json").read_text())
-    layout = google_layout(get_config("R50x1", num_classes=21_843), "stored")
-    assert {name: list(slot.shape) for name, slot in layout.items()} == published
-    for config, arrays, count in ((get_config("R50x1"), 153, 25_549_352), (ResNetConfig(), 161, 25_557_032)):
-        layout = google_layout(config, "big_vision")
-        assert (len(layout), sum(np.prod(slot.shape) for slot in layout.values())) == (arrays, count)
