@@ -21,9 +21,9 @@ from vitlab.display import format_table
 from vitlab.inspection.figures import png
 from vitlab.paper.equations import TOLERANCE
 from vitlab.paper.figures import PAPER_FIGURES, UNTRAINED, Request
-from vitlab.paper.parts import Part, find_parts, read_groups
+from vitlab.paper.parts import Part, find_parts, plain, read_groups
 from vitlab.paper.recorded import STUDIES, read_record
-from vitlab.paper.show import equation_text, plain
+from vitlab.paper.show import equation_text
 from vitlab.paper.tables import PAPER_TABLES
 
 PAGES = Path(__file__).parents[1] / "docs" / "paper"

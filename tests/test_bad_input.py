@@ -45,7 +45,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --device quantum", ["device 'quantum' is unknown or missing; give auto, cpu, cuda"]),
     ("pretrain tiny-digits --workdir images", ["work folder images is not empty and holds no run", "empty folder"]),
     ("pretrain tiny-digits --workdir notes.txt", ["notes.txt is a file; give the name of a folder"]),
-    ("finetune", ["the recipe staged is for any images; give --dataset folder:PATH, csv:PATH"]),
+    ("finetune", ["--dataset is missing; give --dataset folder:PATH, csv:PATH"]),
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the model comes from", "--image-size"]),
     ("finetune RUN --dataset digits --data.name digits", ["--data.name has no effect here: give --dataset"]),
     ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["optim.lr is one learning rate"]),

@@ -358,7 +358,7 @@ def with_arrays(**changes: np.ndarray) -> Damage:
         np.savez(path, **content)  # pyright: ignore[reportArgumentType]
         index = read_index(folder / "index.json")
         metadata = [File.of(folder / file.file) for file in index.metadata]
-        dataclasses.replace(index, metadata=tuple(metadata)).write(folder / "index.json")
+        (folder / "index.json").write_bytes(dataclasses.replace(index, metadata=tuple(metadata)).to_json())
 
     return damage
 

@@ -61,7 +61,10 @@ def parse(argv: Sequence[str]) -> Any:
     if name in OTHER_WORDS:
         raise UserError(f"there is no command {name!r}: {OTHER_WORDS[name]}.")
     if name.startswith("-"):
-        raise UserError(f"{name} precedes the command; give a command first, one of {', '.join(COMMANDS)}.")
+        raise UserError(
+            f"unknown option {name!r}; {nearest(name, ('--help', '--version'))}. A command comes first: "
+            f"{', '.join(COMMANDS)}."
+        )
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}. `vitlab --help` lists all.")
     if (processes := world_size()) > 1 and name not in DISTRIBUTED:

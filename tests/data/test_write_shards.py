@@ -225,17 +225,22 @@ def test_an_interrupted_call_is_resumed(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_tars_of_other_images_are_not_reused(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", ["settings", "images"])
+def test_the_tars_of_another_call_are_not_reused(
+    pets: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(f"folder:{pets}", tmp_path / "expected", SMALL)
     image = pets / "cat" / "000.jpg"
     before = image.read_bytes()
-    image.write_bytes((pets / "cat" / "001.jpg").read_bytes())
+    if change == "images":
+        image.write_bytes((pets / "cat" / "001.jpg").read_bytes())
     tars = Tars(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
-        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+        write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=int(change == "settings")))
     tars.limit = 99
     image.write_bytes(before)
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
-    assert len(tars.written) == 4 + 5
+    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
 
 
 def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,19 +265,24 @@ def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, mo
             write_shards(f"folder:{pets}", other, settings)
 
 
-def test_a_call_that_was_overtaken(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_call_that_was_overtaken(pets: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process finishes the data set while this one reads the source."""
     lock = module.lock_file
 
     def finish_first(path: Path) -> Any:
         monkeypatch.setattr(module, "lock_file", lock)
-        expected.append(write_shards(f"folder:{pets}", tmp_path / "out", SMALL))
+        expected.append(write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=seed)))
         return lock(path)
 
     expected, tars = list[dict[str, Any]](), Tars(monkeypatch)
     monkeypatch.setattr(module, "lock_file", finish_first)
-    assert [write_shards(f"folder:{pets}", tmp_path / "out", SMALL)] == expected
-    assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
+    if seed:
+        with pytest.raises(UserError, match="seed"):
+            write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+    else:
+        assert [write_shards(f"folder:{pets}", tmp_path / "out", SMALL)] == expected
+        assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
     assert len(tars.written) == 5
 
 

@@ -16,10 +16,10 @@ from vitlab.models.vit import ViT
 from vitlab.paper import equations, figures, sections, tables
 from vitlab.paper.equations import EQUATIONS, MODEL, TOLERANCE
 from vitlab.paper.figures import PAPER_FIGURES, Request
-from vitlab.paper.parts import find_parts, read_groups
+from vitlab.paper.parts import find_parts, list_text, read_groups
 from vitlab.paper.recorded import STUDIES, read_panels, read_record
 from vitlab.paper.sections import SECTIONS
-from vitlab.paper.show import OF_A_MODEL, list_text, show
+from vitlab.paper.show import OF_A_MODEL, show
 from vitlab.paper.tables import HERE, PAPER_TABLES
 from vitlab.studies.statistics import Verdict
 
@@ -152,6 +152,7 @@ def test_a_figure_is_written(name: str, request_of: Request, monkeypatch: pytest
 def test_trainings_are_compared_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of Fig. 10, a ViT and a hybrid of Fig. 11; the ViT is trained once."""
     monkeypatch.setattr(figures, "DIGITS_EPOCHS", 0.1)
+    monkeypatch.setattr(figures, "NARROW_EPOCHS", 0.1)
     monkeypatch.setattr(figures, "AVERAGED", 10)
     request = Request(out=tmp_path)
     assert {*figures.fig10(request)} == {"fig10-left", "fig10-center", "fig10-right"}

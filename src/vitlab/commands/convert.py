@@ -1,8 +1,9 @@
 """The commands that write other formats: shard, convert, export."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -12,6 +13,7 @@ from vitlab.commands.check import check_inputs
 from vitlab.config.data import ReadConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
+from vitlab.io import check_output
 from vitlab.models.config import ImageSize
 from vitlab.weights.assumptions import Assumptions
 
@@ -139,9 +141,10 @@ class Export:
         check_inputs(self.checkpoint)
         if self.dynamic_size and self.no_dynamic_size:
             raise UserError("--dynamic-size and --no-dynamic-size exclude each other; leave out one.")
+        check_output(out := self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2"))
         from vitlab.weights.export import export_checkpoint
 
-        out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
+        print_note(f"writing {out} and comparing its outputs ...")
         report = export_checkpoint(
             self.checkpoint,
             out,
@@ -153,5 +156,19 @@ class Export:
             outputs=self.outputs,
             opset=self.opset,
         )
-        print_result(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
+        print_result(report, self.json, as_text(report))
         return 0
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report of an export: a line for each entry that is not in the name of the file."""
+    sizes = ", ".join(f"{height}x{width}" for height, width in report["sizes"])
+    compared = f"of images {sizes} in batches of {' and '.join(map(str, report['batches']))}"
+    opset = f", opset {report['opset']}" if report["opset"] else ""
+    return "\n".join(
+        [
+            f"{', '.join(report['files'])}: {report['bytes'] / 2**20:,.1f} MiB{opset}",
+            f"outputs: {', '.join(report['outputs'])}",
+            f"largest difference from the checkpoint's outputs: {report['difference']:.1e} of their rms, {compared}",
+        ]
+    )

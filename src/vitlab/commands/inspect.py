@@ -80,17 +80,16 @@ class Paper:
     json: Json = False
 
     def run(self) -> int:
-        from vitlab.data.decode import IMAGE_SUFFIXES
-        from vitlab.paper.parts import find_parts, read_groups
+        from vitlab.paper.parts import find_parts, list_text, read_groups
 
         if not self.part:
-            from vitlab.paper.show import list_text
-
             parts = [{"key": part.key, **vars(part)} for group in read_groups() for part in group.parts]
             print_result(parts, self.json, list_text())
             return 0
         key = find_parts(self.part)[0].key
         print_note(f"showing {key} ...")
+        from vitlab.data.decode import IMAGE_SUFFIXES
+
         checkpoint, images = self.checkpoint, self.images
         if checkpoint and ("://" in checkpoint or Path(checkpoint).suffix.lower() in IMAGE_SUFFIXES):
             checkpoint, images = None, (checkpoint, *images)

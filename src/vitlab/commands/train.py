@@ -13,6 +13,7 @@ from vitlab.commands.check import check_inputs
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import parse_duration
 from vitlab.errors import UserError
+from vitlab.io import check_output
 from vitlab.recipes import FINETUNE
 from vitlab.weights.recommended import DEFAULT
 
@@ -60,7 +61,7 @@ class Pretrain:
         from vitlab.runs.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
-        workdir = self.workdir or Path("runs") / self.recipe
+        check_output(workdir := self.workdir or Path("runs") / self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"budget": budget, "started": started, "log": print_note}
             run = pretrain(self.config, workdir, device=self.device, world=world, **options)
@@ -103,14 +104,14 @@ class Finetune:
         check_inputs(known, name, root=self.config.data.root)
         if not name:
             raise UserError(
-                f"the recipe {self.recipe} is for any images; give --dataset folder:PATH, csv:PATH, shards:PATH, "
-                f"hub:OWNER/NAME or a name of `vitlab list datasets`, or a --recipe with a data set, such as cifar10."
+                "--dataset is missing; give --dataset folder:PATH, csv:PATH, shards:PATH, "
+                "hub:OWNER/NAME or a name of `vitlab list datasets`, or a --recipe with a data set, such as cifar10."
             )
         from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
         from vitlab.train.distributed import init_distributed
 
         any_images = not FINETUNE[self.recipe]().data.name
-        workdir = self.workdir or default_workdir(name if any_images else self.recipe)
+        check_output(workdir := self.workdir or default_workdir(name if any_images else self.recipe))
         with init_distributed() as world:
             run = sweep_and_finetune(
                 self.checkpoint,

@@ -89,7 +89,7 @@ def require_two_classes(train: Dataset) -> None:
     present = np.unique(train.labels)
     if not train.multi_label and len(present) < 2:
         raise UserError(
-            f"{quoted(train.name)} has one class in its {train.split} split, "
+            f"{quoted(train.name)} has one class to train on, "
             f"{first_ten([train.classes[label] for label in present])}, and every prediction would be right: give "
             f"images of two classes or more. To tell one kind of image from all others, add a class of others."
         )

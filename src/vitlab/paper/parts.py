@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 
@@ -54,6 +55,21 @@ def read_groups() -> tuple[Group, ...]:
         Group(group["title"], tuple(Part(**row) for row in group["row"]), group.get("intro", ""))
         for group in tomllib.loads(text)["group"]
     )
+
+
+def list_text() -> str:
+    """All parts, by section, with what each shows."""
+    lines = []
+    for group in read_groups():
+        lines.append(group.title)
+        lines.append(format_table([{"name": p.key, "part": p.part, "what": plain(p.text)} for p in group.parts]))
+        lines.append("")
+    return "\n".join([*lines, "`vitlab paper fig7` shows one of them; others likewise."])
+
+
+def plain(text: str) -> str:
+    """Markdown without the marks of code and links."""
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 def find_parts(name: str) -> list[Part]:

@@ -1,7 +1,6 @@
 """One part of the paper, shown: an equation on tensors, a table as text, a figure as files."""
 
 import inspect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from vitlab.inspection.figures import png, svg
 from vitlab.io import write_bytes
 from vitlab.paper.equations import EQUATIONS, MODEL, TOLERANCE, check_model
 from vitlab.paper.figures import PAPER_FIGURES, UNTRAINED, Figures, Request
-from vitlab.paper.parts import Part, find_parts, read_groups
+from vitlab.paper.parts import Part, find_parts, plain
 from vitlab.paper.recorded import STUDIES, read_record
 from vitlab.paper.sections import SECTIONS
 from vitlab.paper.tables import PAPER_TABLES
@@ -42,7 +41,7 @@ class Shown:
         for part in self.parts:
             lines.append(f"{part.part}: {plain(part.text)}")
             for name, value in (("code", part.code), ("run", part.run), ("known here", part.known)):
-                if value:
+                if value and value != f"`vitlab paper {part.key}`":
                     lines.append(f"  {name}: {plain(value)}")
         files = [f"figure: {path}" for path in self.files if path.suffix == ".png"]
         return "\n".join([*lines, *([""] if self.text else []), *self.text.splitlines(), *files])
@@ -121,17 +120,3 @@ def equation_text(key: str, request: Request) -> str:
             f"{difference:.1e} of the root mean square",
         ]
     )
-
-
-def list_text() -> str:
-    """All parts, by section, with what each shows."""
-    lines = []
-    for group in read_groups():
-        lines += ["", group.title]
-        lines.append(format_table([{"name": p.key, "part": p.part, "what": plain(p.text)} for p in group.parts]))
-    return "\n".join(lines[1:])
-
-
-def plain(text: str) -> str:
-    """Markdown without the marks of code and links."""
-    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")

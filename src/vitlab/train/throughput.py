@@ -4,6 +4,7 @@ Nothing here imports torch: the command line takes its choices from `DEVICES`.
 """
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -122,14 +123,14 @@ class TrainProgress(ProgressDisplay):
         """Displays a record."""
         parts = [
             f"step {metrics['step']}/{self.total}",
-            f"epoch {metrics['epoch']:.2f}",
             f"loss {metrics['loss']:.4f}",
             *([f"{self._accuracy_name} {metrics['accuracy']:.1%}"] if "accuracy" in metrics else []),
-            f"lr {metrics['lr']:.2e}",
             f"{format_rate(speed['images_per_s'])} img/s",
+            f"ETA {format_duration(speed['eta_s'])}",  # from here on, a terminal of 80 columns may cut
+            f"epoch {metrics['epoch']:.2f}",
+            f"lr {metrics['lr']:.2e}",
             f"wait {speed['data_wait']:.0%}",
             f"{speed['tflops']:.2f} TFLOP/s" + (f" (MFU {speed['mfu']:.0%})" if "mfu" in speed else ""),
-            f"ETA {format_duration(speed['eta_s'])}",
         ]
         self.update(metrics["step"], " · ".join(parts), force=True)
         self.last_record = metrics["step"], time.monotonic()
@@ -139,4 +140,4 @@ class TrainProgress(ProgressDisplay):
         since_step, since = self.last_record
         rate = (step - since_step) * self._batch_size / max(time.monotonic() - since, 1e-9)
         eta = format_duration((self.total - step) * self._batch_size / rate) if rate else "unknown"
-        self.update(step, f"step {step:.1f}/{self.total} · {format_rate(rate)} img/s · ETA {eta}")
+        self.update(step, f"step {math.floor(step)}/{self.total} · {format_rate(rate)} img/s · ETA {eta}")

@@ -43,7 +43,7 @@ def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
         with contextlib.suppress(OSError):  # a folder of others, or one that is read-only
             clear_leftovers(folder.parent, folder.name)
     if not path.exists():
-        raise UserError(f"there is nothing at {path}; give {READABLE}.")
+        raise UserError(f"there is no file or folder {path}; give {READABLE}.")
     return _find_in_folder(path) if path.is_dir() else _find_file(path)
 
 
