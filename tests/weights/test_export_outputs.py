@@ -51,7 +51,7 @@ def test_outputs_are_those_of_the_package(tiny: Callable[..., ViT], settings: di
     ("to", "options", "settings"),
     [
         pytest.param("onnx", {"opset": 17}, {}, marks=pytest.mark.slow),
-        ("onnx", {"opset": 17}, {"depth": 1, "rotary": Rotary(), "swiglu": True, "registers": 1}),
+        ("onnx", {"opset": 17}, {"depth": 1, "pool": "gap", "rotary": Rotary(), "swiglu": True, "registers": 1}),
         pytest.param("torch-export", {"dynamic_image_size": True}, {}, marks=pytest.mark.slow),
     ],
 )
