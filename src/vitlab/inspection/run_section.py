@@ -73,7 +73,7 @@ def run_section(
             **_metrics(run, record),
             "Test images": f"{len(test.labels):,}",
             "Training images": f"{examples:,}" if trained in (None, examples) else f"{trained:,} of {examples:,}",
-            "Training steps": f"{max((record['step'] for record in records), default=0):,}",
+            **({"Training steps": f"{max(record['step'] for record in records):,}"} if records else {}),
         },
         records=records,
         classes=test.classes,
