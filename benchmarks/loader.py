@@ -10,7 +10,7 @@ Each contender turns the same JPEGs, held in memory, into normalized float32 cro
 - `timm-plain`: the same without its color jitter, which vitlab has none of.
 - `torchvision`: `decode_jpeg`, then `v2.RandomResizedCrop` with antialiasing, mirror, normalization.
 
-Crops are of at least 8 % of the area everywhere, timm's bound. The allocator's thresholds that vitlab sets for a run
+Crops are of at least 8% of the area everywhere, timm's bound. The allocator's thresholds that vitlab sets for a run
 hold for all. What is lost is given in decibels (PSNR, of values from 0 to 255), at the same boxes: of both to the same
 resize of the image that Pillow decodes whole; and of `vitlab-fast` to the exact look-up, from which it differs by
 averaging where a crop shrinks and by rounding elsewhere.

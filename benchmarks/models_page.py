@@ -35,7 +35,7 @@ Every name that `vitlab.create_model` accepts, at its native size of 224 pixels,
 The paper gives 86M, 307M and 632M parameters for Base, Large and Huge (Table 1). Counted here, in millions:
 {counted}.
 GMACs include products with the zeros around a feature map. Table 6's exaFLOPs, 6 x MACs x images seen (303 million per
-epoch), do not, so its ResNets have about 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the
+epoch), do not, so its ResNets have about 4% more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the
 same model after 14 ([compute](records/equality.md#table-6s-compute)).
 """
     for kind, title in FAMILIES.items():

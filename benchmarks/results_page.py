@@ -132,7 +132,7 @@ def gpu() -> list[dict[str, str]]:
             {
                 "model": model,
                 "training, images/s": f"{training['images_per_s']['vitlab']['median']:,.0f}",
-                "MFU": f"{100 * training['mfu']:.0f} %",
+                "MFU": f"{100 * training['mfu']:.0f}%",
                 "relative to timm": times(training["ratio"].get("timm")),
                 "in eager mode, relative to timm": times(eager[f"{model}, train eager"]["ratio"]["timm"]),
                 "inference, images/s": f"{inference['images_per_s']['vitlab']['median']:,.0f}",
@@ -179,7 +179,7 @@ def loader() -> list[dict[str, str]]:
 
 def duplicates() -> list[dict[str, str]]:
     changes = {"JPEG 30": "JPEG quality 30", "half size": "resized to 50 %", "gray": "grey", "flipped": "flipped"}
-    changes |= {"cropped by 4 %": "cropped by 4 %", "by 8 %": "cropped by 8 %"}
+    changes |= {"cropped by 4%": "cropped by 4 %", "by 8%": "cropped by 8 %"}
     table = []
     for name, result in read("dedup")["planted"].items():
         if name != "environment":
@@ -325,14 +325,14 @@ CLAIMS = (
     Claim(
         "Near-duplicates are found after compression, mirroring and small crops",
         "python benchmarks/dedup.py",
-        "Share of 400 changed images of each set. 4.3 % of CIFAR-10's own test images have near-duplicates in train.",
+        "Share of 400 changed images of each set. 4.3% of CIFAR-10's own test images have near-duplicates in train.",
         "evaluation.md#near-duplicates",
         duplicates,
     ),
     Claim(
         "At small scale, more of the paper's claims hold than fail",
         "vitlab study NAME",
-        "Ten studies of one to four core-hours, by 95 % intervals over seeds. A verdict is about this scale, not the "
+        "Ten studies of one to four core-hours, by 95% intervals over seeds. A verdict is about this scale, not the "
         "paper's.",
         "studies.md",
         studies,

@@ -8,7 +8,7 @@ shards of 10,000, written into a temporary folder. Each figure is of a new proce
 - `scanned`: the set is opened as anybody's tars, which are scanned; for all others it has an `index.json`.
 - `listed`: it is opened with an `index.json`, as `vitlab shard` writes it.
 - `images`: `--images` random images are decoded, one after the other.
-- `resume`: a training's first batch of 256 when it goes on at 70 % of the first epoch, the permutation included;
+- `resume`: a training's first batch of 256 when it goes on at 70% of the first epoch, the permutation included;
   without and with two processes that read images, forked; of these, the memory that they do not share is given.
 
 Memory is what is resident of the process, in MiB: `imports` when all is imported, then when the set is open, and at the

@@ -147,7 +147,7 @@ train/checkpoint.py: A continued run begins its Polyak average anew.
 + for targets, saved in ((masters, sections["weights"]), ({}, {})):
 pytest train/test_checkpoint.py -k restored
 
-train/masking.py: Corrupted patches are 90 % masked and never replaced, instead of 80 % and 10 %.
+train/masking.py: Corrupted patches are 90% masked and never replaced, instead of 80% and 10%.
 - torch.where(kind < masking.masked, MASK, sources)
 + torch.where(kind < masking.masked + masking.replaced, MASK, sources)
 pytest train/test_masking.py -k kinds

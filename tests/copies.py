@@ -47,9 +47,9 @@ CHANGES: dict[str, Change] = {
     "darker": lambda p: (p * 0.7).astype(np.uint8),
     "less contrast": lambda p: (p * 0.6 + 60).astype(np.uint8),
     "gray": lambda p: np.asarray(Image.fromarray(p).convert("L").convert("RGB")),
-    "cropped by 2 %": cropped(0.02),
-    "cropped by 4 %": cropped(0.04),
-    "cropped by 6 %": cropped(0.06),
+    "cropped by 2%": cropped(0.02),
+    "cropped by 4%": cropped(0.04),
+    "cropped by 6%": cropped(0.06),
 }
 
 

@@ -36,7 +36,7 @@ class Job:
     """At most so many."""
 
     def steps(self, batch: int, seconds: float, prediction_seconds: float) -> int:
-        """How many to train, at `seconds` an image and `prediction_seconds` a prediction; 5 % more, to end in time."""
+        """How many to train, at `seconds` an image and `prediction_seconds` a prediction; 5% more, to end in time."""
         wanted = self.epochs * math.ceil(len(self.examples) / batch)
         if self.images is None:
             left = self.stop(prediction_seconds) - time.time()

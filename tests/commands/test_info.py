@@ -64,7 +64,7 @@ def test_page_about_models_is_generated(capsys: pytest.CaptureFixture[str]) -> N
 def test_rows_of_data_sets() -> None:
     rows = {row["dataset"]: row for row in datasets()}
     assert list(rows) == list(DATASETS)
-    digits = ["digits", 10, "8x8", "train 1,259, val 179, test 359", "val 12.5 %", "CC BY 4.0"]
+    digits = ["digits", 10, "8x8", "train 1,259, val 179, test 359", "val 12.5%", "CC BY 4.0"]
     assert list(rows["digits"].values())[:-1] == digits
     assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
     assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"

@@ -147,7 +147,7 @@ def test_pad_shifts_mirrors_and_brings_in_black() -> None:
     windows = {padded[y : y + 16, x : x + 16][:, ::step].tobytes(): step for y, x, step in places}
     crops = to_pixels(augment(TrainTransform(16, crop="pad", pad=4), images, 0, 0, np.arange(400)))
     steps = [windows[crop.tobytes()] for crop in crops]
-    assert len({crop.tobytes() for crop in crops}) > 130  # of 162: 400 draws see 92 % of them on average
+    assert len({crop.tobytes() for crop in crops}) > 130  # of 162: 400 draws see 92% of them on average
     assert 150 < steps.count(-1) < 250
 
 

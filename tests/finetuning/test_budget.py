@@ -67,7 +67,7 @@ def test_measuring_takes_of_the_time(seconds: int) -> None:
 
 @pytest.mark.parametrize(("best", "chosen"), [(160, 154), (224, 224)])
 def test_the_size_with_the_least_loss(best: int, chosen: int) -> None:
-    """Of half, 70 % and all of the largest side, and not larger; with a budget and without."""
+    """Of half, 70% and all of the largest side, and not larger; with a budget and without."""
     compared: list[tuple[int, int]] = []
 
     def head_loss(config: FinetuneConfig, count: int) -> float:

@@ -44,7 +44,7 @@ def test_every_row_of_the_table_is_a_recipe() -> None:
 
 @pytest.mark.parametrize(("name", "resize", "crop"), [("bit", 512, 480), ("bit-small", 160, 128)])
 def test_the_setup_of_bit(name: str, resize: int, crop: int) -> None:
-    """One rate without clipping, a tenth after 30, 60 and 90 % of the steps; mixup and steps by the images."""
+    """One rate without clipping, a tenth after 30, 60 and 90% of the steps; mixup and steps by the images."""
     config = FINETUNE[name]()
     assert (config.data.crop, config.data.crop_resize, config.model.image_size) == ("random", resize, crop)
     assert (config.learning_rates, config.optim.clip_norm, config.optim.weight_decay) == ((), None, 0.0)

@@ -223,7 +223,7 @@ def test_one_regularizer_at_a_time(table: dict[str, tuple[float, ...]]) -> None:
     ids=[f"{run.model}-{run.epochs}" for run in TABLE6],
 )
 def test_scaling_of_the_paper(config: TrainConfig, run: PaperRun) -> None:
-    """Its recipes and its column of exaFLOPs, printed without decimals: within 2 %; with convolutions, within 1 %."""
+    """Its recipes and its column of exaFLOPs, printed without decimals: within 2%; with convolutions, within 1%."""
     printed = run.exaflops
     if (run.model, run.epochs) == ("R50+ViT-L/16", 7):
         # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one.
@@ -447,7 +447,7 @@ def test_early_stopping_takes_the_best_evaluation() -> None:
 
 
 def test_decays_are_chosen_for_each_model_and_part_by_held_out_accuracy() -> None:
-    """As if the ViT needed the large decay for 1 % of the data, and the test preferred it everywhere."""
+    """As if the ViT needed the large decay for 1% of the data, and the test preferred it everywhere."""
 
     def large(run: StudyRun) -> bool:
         return run.labels["decay"] > 1
@@ -487,7 +487,7 @@ def test_regularizers_are_chosen_by_held_out_accuracy(
 ) -> None:
     """As if smoothing gained this much, and the others lost a little; decay 3 is best by the test alone. With little
     data one is chosen even where none gains."""
-    by_amount: dict[str, float] = dict(zip(("2 %", "50 %"), gains, strict=True))
+    by_amount: dict[str, float] = dict(zip(("2%", "50%"), gains, strict=True))
 
     def validation(run: StudyRun) -> float:
         setting, smoothing = run.labels["setting"], by_amount[run.labels["data"]]

@@ -70,7 +70,7 @@ def several_labels() -> dict[str, Any]:
 
 
 def test_the_card_of_several_labels(tiny: Callable[..., ViT]) -> None:
-    """With their thresholds, and without an accuracy, which one label that all images have makes 100 %."""
+    """With their thresholds, and without an accuracy, which one label that all images have makes 100%."""
     text = model_card("vitlab", Path("several"), tiny().config, several_labels())
     (result,) = ModelCard(text).data.to_dict()["model-index"][0]["results"]
     assert result["metrics"] == [{"type": "mean_average_precision", "value": 0.728}]

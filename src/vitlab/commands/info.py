@@ -125,7 +125,7 @@ def datasets(pattern: str = "*") -> list[Row]:
                 "classes": info.num_classes or unknown,
                 "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
                 "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
-                "held out": ", ".join(f"{split} {100 * fraction:g} %" for split, fraction in info.held_out.items())
+                "held out": ", ".join(f"{split} {100 * fraction:g}%" for split, fraction in info.held_out.items())
                 or "-",
                 "license": info.license,
                 "source": info.source,

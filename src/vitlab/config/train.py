@@ -60,7 +60,7 @@ class OptimConfig:
     layer_decay: Fraction = 1.0
     """Ratio of each block's learning rate to the next block's; the head has `lr`, the embedding the lowest."""
     schedule: Literal["cosine", "linear", "constant", "staircase"] = "cosine"
-    """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90 % of the steps."""
+    """How the learning rate changes after the warm-up; `staircase`: to a tenth after 30, 60 and 90% of the steps."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     end_lr: NonNegativeFloat = 0.0

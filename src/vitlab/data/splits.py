@@ -1,7 +1,7 @@
 """How splits are drawn: stratified by class, and in whole groups where images belong together.
 
 `registry.py` calls `stratified_split` for a set that lacks a split, with its row's `held_out` of datasets.toml: of
-`folder:PATH` 10 % each for val and test, by the seed of `load_dataset`. Fine-tuning and probes hold out images by it.
+`folder:PATH` 10% each for val and test, by the seed of `load_dataset`. Fine-tuning and probes hold out images by it.
 """
 
 import dataclasses

@@ -44,7 +44,7 @@ def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " 
 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % confidence interval of an accuracy (Wilson's for a binomial proportion)."""
+    """The 95% confidence interval of an accuracy (Wilson's for a binomial proportion)."""
     # Not scipy's: its import takes longer than to evaluate a small data set.
     z, accuracy = NormalDist().inv_cdf(0.975), correct / total
     center, shrinkage = accuracy + z**2 / (2 * total), 1 + z**2 / total

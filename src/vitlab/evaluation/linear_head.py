@@ -45,7 +45,7 @@ class LinearHead:
     loss: float
     """Cross-entropy; with several labels per image, binary for each class."""
     reject_below: float | None = None
-    """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`); of one label per
+    """Probability from which 95% of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
     mean_average_precision: float | None = None
     """With several labels per image."""

@@ -173,7 +173,7 @@ def _stored_rejection(metadata: dict[str, Any], checkpoint: str) -> float:
         raise UserError(
             f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: the sweep of "
             f"`vitlab finetune` (without --optim.lr, in a --budget that suffices) chooses it, if any threshold makes "
-            f"95 % of the predictions right. Or give a probability, for example --reject-below 0.5."
+            f"95% of the predictions right. Or give a probability, for example --reject-below 0.5."
         )
     return threshold
 

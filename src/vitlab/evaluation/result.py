@@ -141,7 +141,7 @@ class Evaluation:
         """The metrics and what they were measured on, as plain data:
 
         - always: `metrics`, images, skipped, computed_in and `per_class`; if there are any, left_out and full_size
-        - without `predicted_sets`: accuracy_interval (95 %) and, of MIN_CALIBRATED images or more,
+        - without `predicted_sets`: accuracy_interval (95%) and, of MIN_CALIBRATED images or more,
           expected_calibration_error (`Calibration`)
         - with `predicted_sets`: f1 and thresholds (`label_summary`), and exact_match, the fraction of images with
           exactly the right labels
@@ -181,7 +181,7 @@ class Evaluation:
 
 def headline(record: Mapping[str, Any]) -> str:
     """The main metric of a record as text: mean average precision, if there is one, or accuracy."""
-    # One label that all images have would make the accuracy 100 %.
+    # One label that all images have would make the accuracy 100%.
     precision = record.get("mean_average_precision")
     return f"accuracy {record['accuracy']:.2%}" if precision is None else f"mean average precision {precision:.2%}"
 

@@ -66,7 +66,7 @@ class RunSection:
     name: str
     explanation: str
     numbers: Mapping[str, str]
-    """Headline numbers as text: {"Test accuracy": "98.9 %"}."""
+    """Headline numbers as text: {"Test accuracy": "98.9%"}."""
     records: Sequence[Mapping[str, Any]] = ()
     """Lines of metrics.jsonl; numbers under keys that end in loss, accuracy or lr are drawn over `step`."""
     classes: Sequence[str] = ()

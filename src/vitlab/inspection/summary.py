@@ -15,7 +15,7 @@ from vitlab.io import read_json
 from vitlab.train.run_files import PLAN, RUNTIME
 
 MAX_INTERVAL = 0.2
-"""Width of the 95 % interval of an accuracy above which the test images are too few to tell."""
+"""Width of the 95% interval of an accuracy above which the test images are too few to tell."""
 MIN_CONFUSED = 5
 """From so many mistakes between two classes on, the summary names the two."""
 MAX_CHARACTERS = 40

@@ -61,7 +61,7 @@ AXIAL = Study(
     claims=tuple(
         Claim(
             f"{axial} has a higher {measure} than {plain}.",
-            f"{FIG13[axial]} % against {FIG13[plain]} % 5-shot (Fig. 13)",
+            f"{FIG13[axial]}% against {FIG13[plain]}% 5-shot (Fig. 13)",
             difference(metric, {"model": axial}, {"model": plain}),
             out_of_reach=NO_CONVOLUTIONS if plain == "ResNet" else "",
         )

@@ -27,7 +27,7 @@ from vitlab.train.precision import choose_device
 PAPER_IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
 TFLOPS: dict[Scale, float] = {"tiny": 0.03, "small": 0.03, "paper": 400.0}
-"""Assumed TFLOP/s: of a core with small models (docs/records/studies.md), of an H100 with large ones (40 % of peak)."""
+"""Assumed TFLOP/s: of a core with small models (docs/records/studies.md), of an H100 with large ones (40% of peak)."""
 DIVISORS = (1, 2, 4, 8, 16)
 """For a time budget the steps of all runs may be divided by one of these."""
 MIN_SEEDS = 2

@@ -138,7 +138,7 @@ def at_best_decay(results: Results) -> Results:
 
 
 def _columns(results: Results) -> dict[str, Cell]:
-    parts = {f"{100 * part:g} %": percent(early_stopped, part=part) for part in results.values("part")}
+    parts = {f"{100 * part:g}%": percent(early_stopped, part=part) for part in results.values("part")}
     return {"data": "data", "model": "model", "measured, %": named("run", TITLES), **parts}
 
 

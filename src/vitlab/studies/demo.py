@@ -51,7 +51,7 @@ STEPS = 100
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Compares a pre-trained ViT with one from scratch on 50 images of the digits 5-9, and writes `out`/index.html.
 
-    Returns the test accuracies, their difference with its 95 % interval over the test images, the sentence that says
+    Returns the test accuracies, their difference with its 95% interval over the test images, the sentence that says
     so, and the page's path (also in `out`/result.json). The same call resumes. shrink: divides the length of all runs.
     Torch has one thread from here on: such small steps gain nothing from a second one.
     """

@@ -16,11 +16,11 @@ VARIANTS = {
 STARTS = {
     "scratch": ("none: from scratch", "77.9"),
     "scratch-zero": ("none, and a head of zeros", ""),
-    "mean-color-50": ("mean color, 50 % corrupted", "79.9"),
-    "mean-color-50-zero": ("mean color, 50 % corrupted, and a head of zeros", ""),
-    "downsized-50": ("4x4 colors, 50 % corrupted", "works well"),
-    "regression-50": ("all pixels in L2, 50 % corrupted", "slightly worse"),
-    "mean-color-15": ("mean color, 15 % corrupted", "slightly worse"),
+    "mean-color-50": ("mean color, 50% corrupted", "79.9"),
+    "mean-color-50-zero": ("mean color, 50% corrupted, and a head of zeros", ""),
+    "downsized-50": ("4x4 colors, 50% corrupted", "works well"),
+    "regression-50": ("all pixels in L2, 50% corrupted", "slightly worse"),
+    "mean-color-15": ("mean color, 15% corrupted", "slightly worse"),
     "supervised": ("supervised", "84.2"),
 }
 """Variant -> description, and accuracy of ViT-B/16 on ImageNet (Sec. 4.6, Table 5; App. B.1.2 has no numbers)."""
@@ -90,7 +90,7 @@ APPENDIX = "all settings work quite well (App. B.1.2)"
 CLAIMS = {
     (BEST, "scratch"): (
         "Masked patch prediction with mean colors beats training from scratch.",
-        "79.9 % against 77.9 % (Sec. 4.6, Table 5)",
+        "79.9% against 77.9% (Sec. 4.6, Table 5)",
     ),
     (f"{BEST}-zero", "scratch-zero"): ("It also does where both heads start at zero, as in the paper.", "as above"),
     ("downsized-50", "scratch"): ("Prediction of 4x4 colors beats training from scratch.", APPENDIX),
@@ -100,8 +100,8 @@ CLAIMS = {
         "regression is slightly worse (App. B.1.2)",
     ),
     (BEST, "mean-color-15"): (
-        "Corrupting 50 % of the patches is better than 15 %.",
-        "15 % is slightly worse, few-shot (App. B.1.2)",
+        "Corrupting 50% of the patches is better than 15%.",
+        "15% is slightly worse, few-shot (App. B.1.2)",
     ),
     ("supervised", BEST): ("Supervised pre-training on the same images stays ahead.", "4 points (Sec. 4.6)"),
 }

@@ -39,7 +39,7 @@ def variants(scale: Scale) -> list[StudyRun]:
     if scale == "paper":
         runs = {"ImageNet": pretrain.imagenet("ViT-B/16"), "ImageNet-21k": pretrain.imagenet21k("ViT-B/16")}
     else:
-        runs = {f"{100 * part:g} %": _small(part) for part in (0.02, 0.5)}
+        runs = {f"{100 * part:g}%": _small(part) for part in (0.02, 0.5)}
     return [
         StudyRun(
             f"{name.removesuffix(' %')}.{setting.replace(' ', '-')}",

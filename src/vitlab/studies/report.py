@@ -21,8 +21,8 @@ from vitlab.train.workdir import write_json
 
 EXPLANATION = """\
 Differences are in percentage points, paired by seed and test images, which are the same for all. In brackets is the \
-95 % interval over seeds (Student's t). "Detectable" is the true difference that as many seeds of this spread show \
-with a probability of 80 %. A claim is `supported` if the interval is on its side, `contradicted` if it is below the \
+95% interval over seeds (Student's t). "Detectable" is the true difference that as many seeds of this spread show \
+with a probability of 80%. A claim is `supported` if the interval is on its side, `contradicted` if it is below the \
 smallest relevant difference, otherwise `inconclusive`. That two groups are equal is `supported` if the interval is \
 within plus or minus the smallest relevant difference, `contradicted` if it is outside. `not tested` is what this \
 scale cannot show."""

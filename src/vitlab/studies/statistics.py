@@ -27,14 +27,14 @@ Verdict = Literal["supported", "contradicted", "inconclusive", "not tested"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference over paired seeds with its 95 % interval, Student's t."""
+    """A mean difference over paired seeds with its 95% interval, Student's t."""
 
     mean: float
     low: float
     high: float
     """Bounds of the interval; infinite for a single pair."""
     detectable: float
-    """The true difference that as many seeds of this spread show with a probability of 80 %; infinite for one pair."""
+    """The true difference that as many seeds of this spread show with a probability of 80%; infinite for one pair."""
     pairs: int
     """Number of seeds."""
 

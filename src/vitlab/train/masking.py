@@ -3,7 +3,7 @@
 Half of a ViT's patch embeddings are corrupted. The output token at the position of a corrupted patch predicts the
 patch: its mean color in 3 bits per channel, by cross-entropy.
 
-Of the corrupted embeddings 80 % become the learned mask, 10 % the embedding of another patch, 10 % stay. A
+Of the corrupted embeddings 80% become the learned mask, 10% the embedding of another patch, 10% stay. A
 `Corruption` lists (position, source) for the corrupted patches of each image: the source of the new embedding is
 another position, or MASK. It is a function of the image's own uniform numbers, so that neither the batch nor the rank
 changes it.
@@ -42,8 +42,8 @@ Corruption = Int64[Tensor, "B n 2"]
 def draw_corruption(masking: MaskingConfig, uniforms: Float64[Tensor, "B d"], patches: int) -> Corruption:
     """(position, source) of the `masking.corrupted(patches)` corrupted patches of each image, all positions different.
 
-    As in BERT their number is the same in every image, and each draws its kind: MASK (80 %), another position (10 %),
-    or its own (10 %). The paper does not say where the other patch comes from. Here it is any other of the same image,
+    As in BERT their number is the same in every image, and each draws its kind: MASK (80%), another position (10%),
+    or its own (10%). The paper does not say where the other patch comes from. Here it is any other of the same image,
     corrupted or not, with equal probability: so an image's corruption does not depend on the batch.
     """
     count = masking.corrupted(patches)

@@ -6,8 +6,8 @@ micro-batch call them. The forward pass of training saves tensors for the backwa
 pass of a block. The functions count the tensors of one image: of width d, with m in the MLP of a ViT or inside a unit
 of a ResNet.
 
-The sum is within 10 % of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
-(`tests/train/test_memory.py`), but up to 21 % above the count of a ResNet with frozen units under autocast. Not
+The sum is within 10% of the peaks measured on a GPU (`docs/records/speed.md`) and of counts of every tensor of a step
+(`tests/train/test_memory.py`), but up to 21% above the count of a ResNet with frozen units under autocast. Not
 counted: workspace of libraries (on a CPU a ResNet's convolutions take as much again), fragmentation, the driver's
 memory, a checkpoint's copy, torch.compile's savings. The choice of a micro-batch has a margin for this
 (`MEMORY_FRACTION`), `plan` and `bench` have none.

@@ -1,7 +1,7 @@
 """A checkpoint's `Preprocessing` as nodes of ONNX, in front of an exported model.
 
 ONNX's Resize on uint8 with `antialias` and `exclude_outside` computes what Pillow does. Onnxruntime rounds ties the
-other way: at most 3 % of a photograph's values differ, by one gray level; fewer than one in 10,000 by two, where rows
+other way: at most 3% of a photograph's values differ, by one gray level; fewer than one in 10,000 by two, where rows
 and columns both tie.
 """
 

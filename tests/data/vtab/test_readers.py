@@ -110,7 +110,7 @@ def test_cifar(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(pixels_of(data), planes.transpose(0, 2, 3, 1))
     np.testing.assert_array_equal(data.labels, labels)
     assert (keys, data.classes[0]) == ([str(i) for i in range(n)], {10: "airplane", 100: "apple"}[classes])
-    assert len(load_dataset(name, "val")) == {10: 20, 100: 100}[classes]  # 2 %, and one of each class
+    assert len(load_dataset(name, "val")) == {10: 20, 100: 100}[classes]  # 2%, and one of each class
     path = home / SOURCES[name].required["all"][-1]
     path.write_bytes(path.read_bytes().replace(b"\x05", b"\xff"))
     with pytest.raises(UserError, match=rf"does not hold {name} as published .*labels from 0 to 255"):
@@ -170,7 +170,7 @@ def test_pets(tmp_path: Path) -> None:
         assert (len(data), keys[0]) == (count, f"Abyssinian_{file}0.jpg")
         assert data.classes == tuple(breeds)  # by their numbers, not by the alphabet
         np.testing.assert_array_equal(data.labels + 1, values(data))
-    # As a data set of its own, with a val split cut from train: 10 % of each breed
+    # As a data set of its own, with a val split cut from train: 10% of each breed
     val = load_dataset("pets", "val", root=tmp_path, download=False)
     assert (val.name, val.split, np.bincount(val.labels).tolist()) == ("pets", "val", [1] * 37)
 
@@ -259,7 +259,7 @@ def test_diabetic_retinopathy(tmp_path: Path, prepared: str) -> None:
         if split == "train":
             assert data.labels.tolist() == [1, 0, 2, 1, 3, 2, 4, 3]
         if prepared == ".":
-            assert data.image(0).shape == (450, 540, 3)  # 8 x 6 pixels scaled to a radius of 300, 90 % of it shown
+            assert data.image(0).shape == (450, 540, 3)  # 8 x 6 pixels scaled to a radius of 300, 90% of it shown
             assert Path(data.path(0)).is_relative_to(home / "btgraham-300")
         else:
             assert values(data) == (10 * data.labels + (0 if split == "train" else 3)).tolist()
@@ -288,7 +288,7 @@ def eye(height: int, width: int, radius: int) -> np.ndarray:
 @pytest.mark.parametrize(("height", "width", "radius"), [(500, 700, 200), (300, 700, 300)])
 def test_an_eye_is_scaled_and_cropped(height: int, width: int, radius: int) -> None:
     done = prepare_eye(eye(height, width, radius))
-    # 90 % of 300 pixels each way; an eye that is cut off above and below, as many are, is not padded.
+    # 90% of 300 pixels each way; an eye that is cut off above and below, as many are, is not padded.
     assert done.shape == (540 if height > 300 else round(300 * 300 / 300.5), 540, 3)
     # A uniform disc is its own average: gray, but for the bright rim, 30 pixels inside which it ends.
     assert (done[135:250, 135:405] == 128).all()

@@ -123,7 +123,7 @@ def pets(folder: Path, split: str) -> Published:
 
 
 def sun397(folder: Path, split: str) -> Published:
-    """TFDS's random split, 70 / 10 / 20 %. Deviation: the images are the originals, where TFDS scales them down to
+    """TFDS's random split, 70 / 10 / 20%. Deviation: the images are the originals, where TFDS scales them down to
     120,000 pixels."""
     list_file = folder / SOURCES["sun397"].lists[split][0].rpartition("/")[2]
     keys = list_file.read_text().split()  # "/a/apartment_building/outdoor/sun_aaoljtcmbdcmpcfb.jpg"
@@ -161,7 +161,7 @@ resisc45 = eurosat
 # ------------------------------------------------------------------------------- Diabetic Retinopathy
 #
 # As VTAB takes it: "btgraham-300", the preparation of the winner of Kaggle's competition (2015). A photograph of an eye
-# is scaled so that the eye's radius is 300 pixels, its local average is subtracted, and what lies outside 90 % of the
+# is scaled so that the eye's radius is 300 pixels, its local average is subtracted, and what lies outside 90% of the
 # radius is made gray and cropped. The result is stored as JPEG of quality 72 when it is first read, since the original
 # takes about a second.
 #
