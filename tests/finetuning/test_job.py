@@ -154,7 +154,7 @@ def test_the_head_takes_the_images_that_there_is_time_for(
     assert len(seen) == 2
     assert all({*labels.tolist()} == {0, 1, 2, 3} for labels in seen)
     assert result["linear"]["fitted_images"] == sum(map(len, seen))
-    assert result["left_out"] == ["part 3 of 8 of the head's images", "augmented view 1", "fine-tuning"]
+    assert result["left_out"] == ["training images of the head, part 3 of 8", "augmented view 1", "fine-tuning"]
     assert result["test"]["accuracy"] > 0.5
     assert budgeted(workdir, config, tmp_path / "out") == result
 

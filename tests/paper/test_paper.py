@@ -158,9 +158,10 @@ def test_trainings_are_compared_without_a_checkpoint(tmp_path: Path, monkeypatch
     assert {*figures.fig10(request)} == {"fig10-left", "fig10-center", "fig10-right"}
     assert {*figures.fig11(request)} == {"fig11-left", "fig11-right"}
     runs = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/config.json")}
-    assert {*runs} == {"digits", "digits-left", "digits-center", "digits-hybrid"}
-    assert runs["digits-left"]["optim"]["lr"] == runs["digits"]["optim"]["lr"] / 2
-    assert runs["digits-left"]["epochs"] == runs["digits-center"]["epochs"] == runs["digits"]["epochs"] / 2
+    assert {*runs} == {"digits", "digits-left", "digits-center", "digits-right", "digits-hybrid"}
+    assert runs["digits-left"]["optim"]["lr"] == runs["digits-right"]["optim"]["lr"] / 2
+    assert runs["digits-left"]["epochs"] == runs["digits-center"]["epochs"] == runs["digits-right"]["epochs"] / 2
+    assert runs["digits-right"]["model"]["position_std"] == 0.02
     assert runs["digits-hybrid"]["model"]["stem"] is not None
 
 

@@ -43,7 +43,11 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     np.save(tmp_path / "array.npy", np.zeros(3))
-    for name, problem in (("absent", "nothing at"), ("empty", "not a checkpoint"), ("array.npy", "not a checkpoint")):
+    for name, problem in (
+        ("absent", "no file or folder"),
+        ("empty", "not a checkpoint"),
+        ("array.npy", "not a checkpoint"),
+    ):
         with pytest.raises(UserError, match=problem):
             load_model(tmp_path / name)
 

@@ -1,8 +1,8 @@
 """Fig. 1 to 14: drawn from a model, from the numbers that the paper prints, or from what was recorded here.
 
 A function takes a `Request` and returns figures by file name. Those that look into a model take the checkpoint of the
-request; without one they train a small ViT on scanned digits, which takes about half a minute, for Fig. 10 three and
-for Fig. 11 a hybrid as well.
+request; without one they train a small ViT on scanned digits, which takes about half a minute, for Fig. 11 a hybrid as
+well, and for Fig. 10 three for several minutes.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ class Request:
         """The run of a small ViT on scanned digits, trained now or by an earlier call; `changes` of its recipe."""
         folder = self.out / name
         if not (folder / "result.json").is_file():
-            self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}, about a minute")
+            self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}: a minute or more")
         pretrain(changed(tiny.digits(), **({"epochs": DIGITS_EPOCHS} | changes)), folder)
         return folder
 

@@ -42,7 +42,7 @@ def variants(scale: Scale) -> list[StudyRun]:
         runs = {f"{100 * part:g}%": _small(part) for part in (0.02, 0.5)}
     return [
         StudyRun(
-            f"{name.removesuffix(' %')}.{setting.replace(' ', '-')}",
+            f"{name.removesuffix('%')}.{setting.replace(' ', '-')}",
             changed(run, optim={"weight_decay": decay}, model={"dropout": dropout}, label_smoothing=smoothing),
             {"data": name, "setting": setting},
         )

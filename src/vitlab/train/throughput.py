@@ -4,7 +4,6 @@ Nothing here imports torch: the command line takes its choices from `DEVICES`.
 """
 
 import contextlib
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -140,4 +139,5 @@ class TrainProgress(ProgressDisplay):
         since_step, since = self.last_record
         rate = (step - since_step) * self._batch_size / max(time.monotonic() - since, 1e-9)
         eta = format_duration((self.total - step) * self._batch_size / rate) if rate else "unknown"
-        self.update(step, f"step {math.floor(step)}/{self.total} · {format_rate(rate)} img/s · ETA {eta}")
+        done = f"{step:.1f}".removesuffix(".0")
+        self.update(step, f"step {done}/{self.total} · {format_rate(rate)} img/s · ETA {eta}")
