@@ -107,7 +107,7 @@ def main() -> None:
                     options["open_settings"] = ("data.eval_resize", "data.eval_interpolation")
                     result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
                 row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
-                row |= {name: result["test"][name] for name in ("loss", "expected_calibration_error")}
+                row |= {name: result["test"].get(name) for name in ("loss", "expected_calibration_error")}
                 row |= {"chosen": result.get("chosen"), "alpha": result.get("alpha")}
                 held_out = (*result.get("sweep", ()), result.get("linear", {}).get("held_out"))
                 scores = {f"{score.get('learning_rate', 'head')}": score for score in held_out if score}

@@ -65,17 +65,18 @@ def shown(cell: str, names: dict[str, Any]) -> str | None:
 def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
-    assert 'BUDGET = "10m"' in sources[0]
-    sources[0] = sources[0].replace("CHECKPOINT = None", f"CHECKPOINT = {checkpoint!r}").replace('"10m"', '"45s"')
+    for given, tested in (('"vit-s14"', repr(checkpoint)), ("folder:digits", "folder:flowers"), ('"3m"', '"45s"')):
+        assert given in sources[0]
+        sources[0] = sources[0].replace(given, tested)
     names: dict[str, Any] = {}
     html = [shown(source, names) for source in sources]
     assert names["run"].result["test"]["accuracy"] == 1.0
-    assert "least-squares head" in (html[1] or "")
-    assert "day" in (html[2] or "")
-    assert (html[3] or "").count("<img") == 2
-    assert float(html[5] or "nan") < 1e-4
+    assert "least-squares head" in (html[2] or "")
+    assert "day" in (html[3] or "")
+    assert (html[4] or "").count("<img") == 2
+    assert float(html[6] or "nan") < 1e-4
     assert (flowers / "runs" / "finetune-flowers" / "report" / "index.html").is_file()
-    assert (flowers / "flowers-timm" / "model.safetensors").is_file()
+    assert (flowers / "digits-timm" / "model.safetensors").is_file()
 
 
 def test_images_from_memory(flowers: Path) -> None:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,11 +82,36 @@ def test_a_dead_link_and_a_long_sentence_are_seen() -> None:
 
 
 def test_the_navigation_has_every_page() -> None:
-    """In mkdocs.yml; the reports of studies are linked from their record."""
+    """In mkdocs.yml, notebooks as the pages they become; the reports of studies are linked from their record."""
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     pages = [path.relative_to(ROOT / "docs") for path in PAGES if ROOT / "docs" in path.parents]
     pages = {path.as_posix() for path in pages if path.parts[0] != "studies"}
-    assert {*re.findall(r"[\w/-]+\.(?:md|ipynb)", str(navigation))} == pages | {"quickstart.ipynb"}
+    notebooks = {path.relative_to(ROOT / "docs").with_suffix(".md").as_posix() for path in ROOT.glob("docs/**/*.ipynb")}
+    assert {*re.findall(r"[\w/-]+\.md", str(navigation))} == pages | notebooks
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    outputs = [
+        {"output_type": "stream", "text": ["one\n", "two\n"]},
+        {"output_type": "execute_result", "data": {"text/html": ["<b>x</b>"], "text/plain": ["hidden"]}},
+        {"output_type": "display_data", "data": {"image/png": "iVBO", "text/plain": ["hidden"]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["4"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text"]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": outputs},
+    ]
+    hooks = runpy.run_path(str(ROOT / "benchmarks" / "mkdocs_hooks.py"))
+    page = hooks["to_markdown"]({"cells": cells})
+    assert page.split("\n\n") == [
+        *(
+            "# Title\nText",
+            "```python\nprint(1)\n```",
+            "```text\none\ntwo\n```",
+            '<div style="overflow-x: auto"><b>x</b></div>',
+        ),
+        *("![](data:image/png;base64,iVBO)", "```text\n4\n```\n"),
+    ]
 
 
 def commands(text: str) -> Iterator[list[str]]:

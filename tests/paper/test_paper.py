@@ -152,7 +152,7 @@ def test_a_figure_is_written(name: str, request_of: Request, monkeypatch: pytest
 def test_trainings_are_compared_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of Fig. 10, a ViT and a hybrid of Fig. 11; the ViT is trained once."""
     monkeypatch.setattr(figures, "DIGITS_EPOCHS", 0.1)
-    monkeypatch.setattr(figures, "NARROW_EPOCHS", 0.1)
+    monkeypatch.setattr(figures, "POSITION_EPOCHS", 0.1)
     monkeypatch.setattr(figures, "AVERAGED", 10)
     request = Request(out=tmp_path)
     assert {*figures.fig10(request)} == {"fig10-left", "fig10-center", "fig10-right"}

@@ -250,6 +250,12 @@ def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path, case: str, name: 
         load_model(path, assume=HEADS if name != "rope_embed.periods" or shape else {})
 
 
+def test_a_corrupt_patch_embedding_next_to_a_head_is_an_error(tmp_path: Path) -> None:
+    state = {"patch_embed.proj.weight": torch.tensor(1.0), "head.weight": torch.zeros(2, 4)}
+    with pytest.raises(UserError):
+        load_model(save(state | {"rope_embed.periods": torch.ones(1)}, tmp_path / "original.safetensors"))
+
+
 # --- open_clip_config.json ---------------------------------------------------------------------------------------
 
 ARGS = {**VIT_ARGS, "num_classes": 5}

@@ -156,12 +156,12 @@ class Export:
             outputs=self.outputs,
             opset=self.opset,
         )
-        print_result(report, self.json, as_text(report))
+        print_result(report, self.json, export_as_text(report))
         return 0
 
 
-def as_text(report: Mapping[str, Any]) -> str:
-    """The report of an export: a line for each entry that is not in the name of the file."""
+def export_as_text(report: Mapping[str, Any]) -> str:
+    """The report of an export: the files, their outputs, and how far these are from the checkpoint's."""
     sizes = ", ".join(f"{height}x{width}" for height, width in report["sizes"])
     compared = f"of images {sizes} in batches of {' and '.join(map(str, report['batches']))}"
     opset = f", opset {report['opset']}" if report["opset"] else ""

@@ -85,8 +85,9 @@ def bench(models: Sequence[str], options: BenchOptions, out: Path) -> dict[str, 
                 row |= _measure(options, key)
             except (UserError, torch.OutOfMemoryError) as error:
                 row["skipped"] = str(error)
-            shown = {"skipped:": row["skipped"]} if "skipped" in row else dict(list(_cells(row).items())[3:])
-            display.say(f"{title}: {', '.join(f'{column} {value}' for column, value in shown.items())}")
+            cells = {} if "skipped" in row else _cells(row)
+            measured = ", ".join(f"{column} {cells[column]}" for column in list(cells)[3:])  # the title has the others
+            display.say(f"{title}: {measured or 'skipped: ' + row['skipped']}")
             record["rows"] = list(rows.values())
             write_json(out / "bench.json", record)
             torch.compiler.reset()

@@ -51,9 +51,9 @@ def estimate(
     examples: int | None = None,
     image_kb: float = 110.0,
 ) -> dict[str, Any]:
-    """The cost of a run as data for JSON; sizes are in bytes, `tflops` is one device's, `tpuv3_core_days` are
-    `core_days`, and the memory of a process is `_rank_memory`'s. None is what is unknown: the number of images, or a
-    CPU's peak and so its `mfu`. Raises UserError for invalid arguments.
+    """The cost of a run as data for JSON: sizes in bytes, `tflops` of one device, `tpuv3_core_days` from `core_days`,
+    the memory of a process from `_rank_memory`. `examples` and `epochs` are None if the number of images is unknown,
+    `mfu` is None on a CPU. Raises UserError for invalid arguments.
 
     device: one of DEVICES, or `cpu`, a machine like this one.
     count: processes, each with one device.
@@ -124,10 +124,10 @@ def _train_examples(config: TrainConfig, count: int | None) -> int | None:
 
 
 def core_days(run_exaflops: float, model_name: str | None = None) -> dict[str, Any]:
-    """`days`: TPUv3-core-days of a run, at the mean rate of a core, `tflops`, in the three runs of Table 2.
+    """`days`: TPUv3-core-days of a run; `printed`: those in Table 2 if it is one of its three runs, else None.
 
-    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core. `printed`:
-    the days there if it is one of the three, else None.
+    `tflops`, the rate of a core, is the mean of these three: their exaFLOPs, as Table 6 counts, over the core-days
+    that Table 2 prints (19.7 to 26.7 TFLOP/s).
     """
     counted, printed = 0.0, None
     for recipe, model, days in TABLE2:

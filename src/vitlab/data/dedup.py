@@ -1,10 +1,10 @@
 """Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
-Similar images differ by size, compression, brightness, color, a crop by up to about 8 % of a side, or mirroring.
+Similar images differ by size, compression, brightness, color, a crop by up to about 8% of a side, or mirroring.
 Rotated images and larger crops are not found. `vitlab duplicates` calls `find_duplicates`, which compares thumbnails:
 
 1. `candidates` compares the hashes of all pairs, which is cheap; `correlated` chooses among the similar ones.
-2. `distances` aligns the two thumbnails of a pair and measures their distance. Without the alignment most crops by 4 %
+2. `distances` aligns the two thumbnails of a pair and measures their distance. Without the alignment most crops by 4%
    and more are missed (docs/records/evaluation.md).
 """
 

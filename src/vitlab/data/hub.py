@@ -192,8 +192,8 @@ class _LabelColumn(NamedTuple):
 def _read_labels(
     table: "datasets.Dataset", class_tables: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
 ) -> tuple[tuple[str, ...], Labels, bool]:
-    """The classes of `class_tables`; the labels of the images of `table`; whether an image may have several or none, as
-    `several` says, or as any image of these tables has several. Raises UserError."""
+    """The classes of `class_tables`, the labels of the images of `table`, and whether images may have several labels or
+    none: if `several`, or if any image of these tables has several. Raises UserError."""
     stored = _LabelColumn.read(table, column)
     known = [_LabelColumn.read(each, column) for each in class_tables]
     are_several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))

@@ -34,7 +34,7 @@ def csv_splits(path: Path, name: str, read: ReadConfig = ReadConfig(), multi_lab
 
     Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
-    return _splits(_images(path, "", read), path.parent, name, multi_label)
+    return _splits(_located_rows(path, "", read), path.parent, name, multi_label)
 
 
 def metadata_splits(
@@ -52,7 +52,7 @@ def metadata_splits(
         return None
     if missing := [str(folder) for _, folder in folders if folder not in tables]:
         raise UserError(f"{first_ten(missing)} has no metadata with file_name and label, as others have")
-    rows = [row for split, folder in folders for row in _images(tables[folder], split, read)]
+    rows = [row for split, folder in folders for row in _located_rows(tables[folder], split, read)]
     _warn_of_unread(tables, rows)
     return _splits(rows, path, name, multi_label)
 
@@ -101,7 +101,7 @@ def _labeled_metadata(folder: Path) -> Path | None:
     return tables[0] if columns & set(FILE[0]) and columns & set(LABEL[0]) else None
 
 
-def _images(path: Path, split: str, read: ReadConfig) -> list[Row]:
+def _located_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     """The rows of a table, as `read_rows` reads them, with their files found and a split each."""
     where = quoted(str(path))
     rows = _find_files(read_rows(path, split, read), path.parent, where)

@@ -1,6 +1,6 @@
 """What a table says about images: its rows (CSV, JSON lines, Parquet), which columns hold what, what a cell means.
 
-What may be read otherwise than it was meant is logged. table.py finds the files.
+Readings that the author of a table may not have meant are logged. table.py finds the files.
 """
 
 import codecs
@@ -99,12 +99,12 @@ def choose_columns(columns: Sequence[str], records: Records, where: str) -> Colu
         return Columns(file, (label or rest[0],), one_hot=False, split=split, group=group)
     if not rest:
         raise UserError(f"{listed} has the labels: add a column label")
-    if reason := _no_one_hot(rest, records):
+    if reason := _why_not_one_hot(rest, records):
         raise UserError(f"{listed} is named label, nor are the others one for each class, with 0 and 1: {reason}")
     return Columns(file, tuple(rest), one_hot=True, split=split, group=group)
 
 
-def _no_one_hot(columns: Sequence[str], records: Records) -> str:
+def _why_not_one_hot(columns: Sequence[str], records: Records) -> str:
     """Why these columns are not one for each class, with 1 and 0, or 1 and -1; "" if they are."""
     values = {c: {lowered(record.get(c)) for _, record in records} - {""} for c in columns}
     if mixed := [c for c in columns if not values[c] <= {*_ONES, *_ZERO_NUMBERS, "false", *_NEGATIVE}]:
@@ -197,7 +197,7 @@ def read_rows(path: Path, split: str, read: ReadConfig) -> list[Row]:
     columns = choose_columns(names, records, where)
     values = {lowered(record.get(columns.split)) for _, record in records if record}
     split_of = _splits_by_value(columns.split, values, read.test_fold, where)  # checks `test_fold` in any case
-    if split or not columns.split:
+    if split or not columns.split:  # no column counts: every row is in `split`, or in "" until table.py decides
         split_of = dict.fromkeys(values, split)
     rows = _parse_rows(records, columns, split_of, read.label_separator or "|", where)
     for remark in _remarks(rows, records, columns, read.label_separator):

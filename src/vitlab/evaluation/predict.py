@@ -187,8 +187,8 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     what is done is kept when the command ends early; but unreadable images wait for the first one with classes, which
     shows the number of columns.
     """
-    first: Prediction | None = None
-    waiting: list[Prediction] = []
+    first: Prediction | None = None  # the first one with classes, or where none has any the last; None: no header yet
+    waiting: list[Prediction] = []  # not written yet
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:

@@ -122,10 +122,11 @@ class _Costs:
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
-        step_is_missing = bool(config.runs) and side(config) not in self.timed
-        seconds = timing_seconds(config, self.cost_of(config).train(config.model)) if step_is_missing else 0.0
-        train = step_is_missing and self.left() - seconds >= self.reserved
-        if not train and (side(config) in self.by_side or self.left() < self.reserved):
-            return False
-        self.measure_at(config, train)
-        return True
+        train = config.runs > 0 and side(config) not in self.timed
+        if train:
+            seconds = timing_seconds(config, self.cost_of(config).train(config.model))
+            train = self.left() - seconds >= self.reserved
+        measures = train or (side(config) not in self.by_side and self.left() >= self.reserved)
+        if measures:
+            self.measure_at(config, train)
+        return measures

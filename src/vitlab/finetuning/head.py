@@ -48,19 +48,19 @@ class HeadFitter:
     def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for `plain` and these augmented `views` of it: for all images, or for those with these `indices`.
 
-        If some images are of the user's own val, l2 and scale are chosen on val. `indices` are then those outside val:
-        val takes part in this choice alone, and the weights are fitted without it.
+        If the user has a val split, l2 and scale are chosen on it. `indices` exclude it then: its rows are passed all
+        the same, for this choice, but the weights are fitted without them.
         """
         train, world = self.job.splits.train, self.job.context.world
-        without_val = indices is not None and has_val(train)
-        rows = self.choose_rows(None if without_val else indices)  # all: val too, to choose l2 and scale on it
+        val_only_chooses = indices is not None and has_val(train)
+        rows = self.choose_rows(None if val_only_chooses else indices)  # all rows: val is among them
         x = np.stack([features.x[rows] for features in (self.plain, *views)])
         labels = _labels(train, self.plain.indices[rows])
         groups = left_out_groups(train, self.plain.indices[rows])
         # By rank 0 for all: what rounding decides must be the same on every rank.
         head = None
         if world.is_rank_0:
-            head = least_squares_head(x, labels, len(train.classes), groups, fit_all=not without_val)
+            head = least_squares_head(x, labels, len(train.classes), groups, fit_all=not val_only_chooses)
         return _broadcast_head(head, x.shape[2], world)
 
     def choose_rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:

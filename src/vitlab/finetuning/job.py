@@ -27,10 +27,10 @@ from vitlab.train.workdir import Workdir, write_json
 
 @dataclass
 class JobClock:
-    """Compares a plan with the time that is left; without a `clock` everything fits."""
+    """Compares a plan with the time that is left; without a `budget` everything fits."""
 
     plan: Plan | None = None
-    clock: Clock | None = None
+    budget: Clock | None = None
     world: World = SINGLE
     decisions: dict[str, bool] = field(default_factory=dict)
     """Part -> whether it fitted."""
@@ -53,22 +53,22 @@ class JobClock:
 
     def open(self, folder: Workdir) -> None:
         """Keeps the decisions in the folder of the job; reads those of an interrupted one."""
-        if self.clock is None:
+        if self.budget is None:
             return
         self._folder = folder
         saved = self.world.broadcast_object(lambda: _read(folder.path / PLAN))
         self.decisions = dict(saved.get("decisions", {}))
         self.notes = saved.get("left_out", self.notes)
         if "seconds_left" in saved:
-            self.clock.restore(saved["seconds_left"])
+            self.budget.restore(saved["seconds_left"])
         self._save()
 
     def fits(self, part: str, seconds: float, after: float) -> bool:
         """Whether the planned `seconds` of a part, and of what must come `after` it, are left; decided once."""
-        if self.clock is None:
+        if self.budget is None:
             return True
         if part not in self.decisions:
-            self.decisions[part] = self._fits_now(self.clock, seconds + after)
+            self.decisions[part] = self._fits_now(self.budget, seconds + after)
             self._save()
         return self.decisions[part]
 
@@ -78,27 +78,27 @@ class JobClock:
     def report(self) -> Report:
         """The largest report that the time left allows, which may be more than was planned; the whole one without a
         budget. Not kept: the same command makes a better one later."""
-        if (plan := self.plan) is None or (clock := self.clock) is None:
+        if (plan := self.plan) is None or (budget := self.budget) is None:
             return "whole"
         kinds: tuple[Report, Report] = ("whole", "short")
         for kind in kinds:
-            if self._fits_now(clock, plan.report_seconds(kind)):
+            if self._fits_now(budget, plan.report_seconds(kind)):
                 return kind
         return "none"
 
     def limit(self, stage: str, later: float) -> TimeLimit | None:
         """The time limit of a training run; the fraction `later` of its stage follows it, and then all later stages."""
-        if (plan := self.plan) is None or self.clock is None:
+        if (plan := self.plan) is None or self.budget is None:
             return None
         step_seconds = plan.config.batch_size * plan.cost.train(plan.config.model)
-        return TimeLimit(self.clock, step_seconds, later * plan.stage(stage) + plan.after(stage))
+        return TimeLimit(self.budget, step_seconds, later * plan.stage(stage) + plan.after(stage))
 
     def _save(self) -> None:
-        if self._folder is None or not self._folder.writes or self.plan is None or self.clock is None:
+        if self._folder is None or not self._folder.writes or self.plan is None or self.budget is None:
             return
         stages = [{"stage": name, "seconds": seconds, "what": what} for name, seconds, what in self.plan.stages]
-        record = {"budget": self.clock.seconds, "stages": stages, "decisions": self.decisions, "left_out": self.notes}
-        write_json(self._folder.path / PLAN, record | {"seconds_left": self.clock.left()})
+        record = {"budget": self.budget.seconds, "stages": stages, "decisions": self.decisions, "left_out": self.notes}
+        write_json(self._folder.path / PLAN, record | {"seconds_left": self.budget.left()})
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class FrozenCheckpoint:
         images = train if len(indices) == len(train) else train.take(indices)
         cache = cache_folder() / "features"
         computed = features(self.model, images, loader, description=description, cache=cache, world=world, **options)
-        if job.clock.clock is not None and planned >= PART_SECONDS:
-            job.clock.clock.compare(planned, time.monotonic() - started)
+        if job.clock.budget is not None and planned >= PART_SECONDS:
+            job.clock.budget.compare(planned, time.monotonic() - started)
         return dataclasses.replace(computed, indices=indices[computed.indices])
 
 
@@ -112,7 +112,7 @@ def _split_in_parts(job: FinetuneJob, images: Int[np.ndarray, " n"]) -> list[Int
     classes = len(train.classes)
     count = int(len(images) * clock.image_seconds / PART_SECONDS)
     count = min(PARTS, len(images) // max(MIN_PART, 2 * classes), count)
-    if count <= 1 or clock.clock is None:
+    if count <= 1 or clock.budget is None:
         return [images]
     shuffled = generator(job.config.seed, Stream.PARTS).permutation(images)
     labels = train.labels[shuffled]

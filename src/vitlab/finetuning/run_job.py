@@ -77,21 +77,22 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     runs = _run_final(start, choice, folder)
     tests = list(runs.values())
     chosen, alpha = ("run-0", choice.alpha(config)) if runs else ("linear", 0.0)
-    chosen_on = choice.best.metrics if choice.best else {}
+    chosen_metrics = choice.best.metrics if choice.best else {}  # on held-out images, or leave-one-out
     one_test = clock.seconds("test") / (config.runs + 1)
     if head is not None and (not runs or clock.fits("test of the head alone", one_test, after=0.0)):
         linear = head.test(folder.path / "linear")
-        fit, test = linear["least_squares"], linear["test"]
-        record["linear"] = {**fit, **summary_metrics(test), "held_out": choice.head_metrics}
+        fit = linear["least_squares"]
+        record["linear"] = {**fit, **summary_metrics(linear["test"]), "held_out": choice.head_metrics}
         if not runs:
-            tests, chosen_on = [test], fit
+            tests, chosen_metrics = [linear["test"]], fit
     if head is not None:
         record |= {"chosen": chosen, "alpha": alpha}
     if left_out := [part for part, fits in clock.decisions.items() if not fits]:
         record["left_out"] = left_out
     if folder.writes:
-        extra = {"reject_below": chosen_on.get("reject_below"), "alpha": alpha if runs and head else None}
-        metadata = load_metadata(folder.path / chosen) | {name: x for name, x in extra.items() if x is not None}
+        metadata = load_metadata(folder.path / chosen) | ({"alpha": alpha} if runs and head else {})
+        if (threshold := chosen_metrics.get("reject_below")) is not None:
+            metadata["reject_below"] = threshold
         save_model(load_model(folder.path / chosen), folder.path / "model", extra=metadata)
     return record | summarize(tests, list(runs)) | job.splits.record
 

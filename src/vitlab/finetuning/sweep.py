@@ -149,7 +149,7 @@ class Sweep:
             alpha, evaluation = self._choose_alpha(config, head, model, evaluation)
         if not math.isfinite(evaluation.metrics()["loss"]):  # the last update may diverge
             return None
-        if folder.writes and (job.clock.clock is not None or not job.config.refit):  # it may be the final run
+        if folder.writes and (job.clock.budget is not None or not job.config.refit):  # it may be the final run
             final = model if head is None else average_weights(head, model, alpha)
             save_model(cast(Model, final), folder.path / "model")
         record = _record_with_thresholds(evaluation, splits.val.multi_label)

@@ -1,8 +1,8 @@
 """Fig. 1 to 14: drawn from a model, from the numbers that the paper prints, or from what was recorded here.
 
 A function takes a `Request` and returns figures by file name. Those that look into a model take the checkpoint of the
-request; without one they train a small ViT on scanned digits, which takes about half a minute, for Fig. 11 a hybrid as
-well, and for Fig. 10 three for several minutes.
+request; without one they train a small ViT on scanned digits for about half a minute, for Fig. 11 also a hybrid, and
+for Fig. 10 three ViTs instead, for several minutes.
 """
 
 import dataclasses
@@ -52,11 +52,11 @@ TRAININGS = {
     "all steps": (1.0, 1.0, 1.0),
 }
 """Fig. 10: factors of the steps, the learning rate and the weight decay, about as in the paper's three trainings."""
-NARROW = tiny.vit(16, 4, 96, 5, position_std=0.02)
+NARROW_POSITIONS = tiny.vit(16, 4, 96, 5, position_std=0.02)
 """The small ViT with Google's initial position embeddings, for Fig. 10: those of `tiny.digits` start so wide that they
 hardly change."""
-NARROW_EPOCHS = 200
-"""Until their rows and columns show: about a minute of two cores."""
+POSITION_EPOCHS = 200
+"""Until the rows of patches show: about two minutes of two cores for all steps."""
 HYBRID = tiny.vit(16, 1, 96, 5, stem=ResNetBody((2,), width=32, version="v2", min_group_size=16))
 """As many tokens and blocks as the small ViT, behind convolutions."""
 PRETRAINING_SETS = {"ImageNet": "ImageNet", "I21k": "ImageNet-21k", "JFT": "JFT-300M"}
@@ -102,7 +102,7 @@ class Request:
         """The run of a small ViT on scanned digits, trained now or by an earlier call; `changes` of its recipe."""
         folder = self.out / name
         if not (folder / "result.json").is_file():
-            self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}: a minute or more")
+            self.log(f"no CHECKPOINT: a small ViT learns scanned digits in {folder}")
         pretrain(changed(tiny.digits(), **({"epochs": DIGITS_EPOCHS} | changes)), folder)
         return folder
 
@@ -197,7 +197,9 @@ def fig10(request: Request) -> Figures:
     optim, figures = tiny.digits().optim, {}
     for side, (title, (steps, rate, decay)) in zip(("left", "center", "right"), TRAININGS.items(), strict=True):
         changes = {"lr": rate * optim.lr, "weight_decay": decay * optim.weight_decay}
-        run = request.train_digits(f"digits-{side}", model=NARROW, epochs=steps * NARROW_EPOCHS, optim=changes)
+        run = request.train_digits(
+            f"digits-{side}", model=NARROW_POSITIONS, epochs=steps * POSITION_EPOCHS, optim=changes
+        )
         similarity = positions_of(load_model(run))
         assert similarity is not None
         figures[f"fig10-{side}"] = positions(similarity, title).figure

@@ -96,10 +96,11 @@ def variants(scale: Scale) -> list[StudyRun]:
 
 
 def _run(model: str, family: str, size: str, part: float, config: TrainConfig, data: str = "") -> StudyRun:
+    """Pre-training on a part of the data; `data` is "" at the paper's scale, which has one data set and one decay."""
     labels = {"model": model, "family": family, "size": size, "part": part, "data": data, "run": PRETRAINING}
-    labels["decay"] = decay = config.optim.weight_decay
+    labels["decay"] = config.optim.weight_decay
     name = f"{model.replace('/', '-')}.{100 * part:g}"
-    return StudyRun(f"{data}.{name}.decay-{decay:g}" if data else name, config, labels)
+    return StudyRun(f"{data}.{name}.decay-{config.optim.weight_decay:g}" if data else name, config, labels)
 
 
 def _small(family: str, model: ModelConfig, data: str, part: float, decay: float) -> TrainConfig:

@@ -1,5 +1,5 @@
-"""The files of a run, or of a job of several runs: what they are, which are missing or corrupt, and whether config.json
-has the settings and images of the present start. For `Workdir`."""
+"""For `Workdir`: the files of a run or of a job of several runs, which of them are missing or corrupt, and whether a
+run may resume, by its config.json."""
 
 import json
 import logging
@@ -33,10 +33,10 @@ KINDS = {"report": REPORT, "result": RESULTS, "record": RECORDS}
 """Kind -> patterns of names. The first match counts: CARD belongs to the report, though it also matches `model/*`."""
 MAX_SHOWN = 20
 """Maximum number of differences in a message."""
-IGNORED = ("microbatch", "reasons")
+IGNORED_SETTINGS = ("microbatch", "reasons")
 """Keys that may differ: the micro-batch depends on the machine's memory; `reasons` only explain the settings."""
 IMAGE_KEYS = ("images", "classes")
-"""Keys with the names and content of the images, by `data.identity.identify`."""
+"""Keys with the names and content of the images, by `data.identity.portable_fingerprints`."""
 FOLLOWING_KEYS = ("names_and_labels", "examples")
 """Keys that also differ if the images do. They say less, so the message omits them."""
 ABSENT = "not set"
@@ -142,11 +142,11 @@ def require_same_settings(file: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` without what may differ: the keys IGNORED, and paths whose content another key identifies.
+    """`settings` without what may differ: the keys IGNORED_SETTINGS, and paths whose content another key identifies.
 
     `images` identifies the images in `data.root` and in a local `data.name`, `excluded` the list in `data.exclude`.
     """
-    settings = {key: value for key, value in settings.items() if key not in IGNORED}
+    settings = {key: value for key, value in settings.items() if key not in IGNORED_SETTINGS}
     if isinstance(data := settings.get("data"), dict) and "name" in data:
         kind, _, path = str(data["name"]).partition(":")
         is_local = kind in ("folder", "csv", "shards") and "://" not in path and not path.startswith("hub:")

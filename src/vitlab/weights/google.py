@@ -184,8 +184,9 @@ def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
 def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
     """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
     `given` one if that fits, otherwise a square."""
-    squares = [((math.isqrt(max(rows - class_rows, 0)),) * 2, class_rows) for class_rows in options]
-    for grid, class_rows in [*((given, class_rows) for class_rows in options if given), *squares]:
+    candidates = [(given, class_rows) for class_rows in options if given]
+    candidates += [((math.isqrt(max(rows - class_rows, 0)),) * 2, class_rows) for class_rows in options]  # squares
+    for grid, class_rows in candidates:
         if 0 < math.prod(grid) == rows - class_rows:
             return grid, class_rows
     raise UserError(

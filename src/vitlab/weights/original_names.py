@@ -163,8 +163,8 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         models.setdefault(max(filter(name.startswith, prefixes), key=len, default=""), {})[name] = tensor
     model = rename(models.pop(prefix, {}), prefix, naming)
     unowned = models.pop("", {})
+    width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
     if "head.weight" not in model:
-        width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
         model, unowned = take_head(model, unowned, width)
     origin = find_origin(naming, stored.keys(), model.keys())
     outside = sorted([*unowned, *itertools.chain(*models.values())])
@@ -230,8 +230,8 @@ def _join_chunks(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def take_head(model: Tensors, unowned: Tensors, width: int | None) -> tuple[Tensors, Tensors]:
-    """A model without a head, with the linear layer on its tokens, if there is exactly one; and the tensors of no model
-    without it: `module.fc.weight` may be the head of `module.encoder.`."""
+    """`model`, which has no head, with a linear layer on its tokens as its head if the file has exactly one; and
+    `unowned` without that layer. `module.fc.weight` may be the head of `module.encoder.`."""
     layers: dict[str, Tensors] = {}
     for name, tensor in {**unowned, **model}.items():
         if not name.startswith("blocks.") and (match := HEAD.match(name)):
