@@ -185,7 +185,9 @@ def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) ->
     """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
     `given` one if that fits, otherwise a square."""
     candidates = [(given, class_rows) for class_rows in options if given]
-    candidates += [((math.isqrt(max(rows - class_rows, 0)),) * 2, class_rows) for class_rows in options]  # squares
+    for class_rows in options:
+        side = math.isqrt(max(rows - class_rows, 0))
+        candidates.append(((side, side), class_rows))
     for grid, class_rows in candidates:
         if 0 < math.prod(grid) == rows - class_rows:
             return grid, class_rows
