@@ -41,8 +41,8 @@ settings.load_profile("vitlab")
 
 
 LONGEST = (
-    *("test_cli", "studies", "test_repository", "test_documents", "train", "finetuning", "runs", "test_bombs"),
-    "commands",
+    *("test_documents", "test_cli", "test_export", "test_notebook", "studies", "finetuning", "train", "models"),
+    *("runs", "test_bombs", "commands"),
 )
 """Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
 
