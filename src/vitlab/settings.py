@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import operator
 import re
 import sys
@@ -30,11 +31,16 @@ _LONE_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 def check_fields(config: Any) -> None:
     """Raises UserError if a field's value is not of its declared type, or outside the range of `annotated_types`."""
-    hints = typing.get_type_hints(type(config), include_extras=True)
+    hints = _type_hints(type(config))
     for item in dataclasses.fields(config):
         value, hint = getattr(config, item.name), hints[item.name]
         if not _fits(value, hint):
             raise UserError(f"{item.name} is {value!r}; allowed: {_spell(hint)}.")
+
+
+@functools.cache  # it takes longer than all else when a config is made, and a plan makes hundreds
+def _type_hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def read_fields(data: Any, fields: Mapping[str, Any], where: str) -> dict[str, Any]:
