@@ -159,7 +159,7 @@ def figures_page() -> str:
 
 
 def alternative_text(name: str, parts: Sequence[Part]) -> str:
-    """The text for an image `fig7` or `fig7-left`: that of the row of its side, if there is one."""
+    """The text for an image `fig7` or `fig7-left`, from the row of its side if there is one."""
     side = name.partition("-")[2]
     part = next((part for part in parts if part.part.endswith(f", {side}")), parts[0])
     title = part.part.partition(",")[0] + (f", {side}" if side else "")

@@ -63,7 +63,7 @@ def saved_model(kind: str, folder: Path) -> Model:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
-    """float32 is exact; the rms error of bfloat16 is at most 3% of that of the logits: some roundings of 0.4%."""
+    """float32 is exact; bfloat16 has an rms error of at most 3% of the logits' rms: some roundings of 0.4%."""
     model = saved_model(kind, tmp_path)
     images = torch.rand(4, 3, 32, 32) * 2 - 1
     exact, rounded = (load_for_evaluation(tmp_path / "model", options).model for options in (EXACT, ROUNDED))

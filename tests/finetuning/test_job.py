@@ -110,7 +110,7 @@ def test_the_head_alone(
 def test_the_run_of_the_sweep_is_the_final_one(
     workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights are those of the sweep; a killed job decides the same again, whatever the clock says."""
+    """It has the weights of the sweep; a killed job decides the same again, whatever the clock says."""
     with monkeypatch.context() as patch:
         time_is_over_after(patch, Sweep, "run")
         patch.setattr(Workdir, "write_result", _killed_at_the_end(Workdir.write_result, tmp_path / "out"))

@@ -94,10 +94,7 @@ def sweep_and_finetune(
     seen: dict[str, Any] = {"examples": len(splits.train), "num_classes": len(splits.train.classes)}
     facts = dataclasses.replace(facts, **seen, multi_label=splits.train.multi_label)
     resolved = resolve_by(facts, config)
-    if (steps := resolved.config.sweep_steps) is not None:
-        log(f"Deviation: the sweep takes {steps} steps per rate; the paper's takes as many as the run")
-    check_head(resolved.config)
-    world.check_batch_size(resolved.config.batch_size)
+    _check_settings(resolved.config, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
     job = _with_held_out(job)
     job = _with_plan(job, workdir, None if budget is None else Clock(budget, started))
@@ -147,6 +144,14 @@ def _read_images(config: FinetuneConfig, workdir: Path, log: Log, world: World) 
     splits = load_splits(data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
     return data, splits
+
+
+def _check_settings(config: FinetuneConfig, log: Log, world: World) -> None:
+    """Logs a deviation from the paper. Raises UserError for too many classes, or a batch that ranks cannot share."""
+    if config.sweep_steps is not None:
+        log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
+    check_head(config)
+    world.check_batch_size(config.batch_size)
 
 
 def _with_held_out(job: FinetuneJob) -> FinetuneJob:

@@ -29,7 +29,7 @@ PRINTED_EPOCHS = {
     ("ImageNet-21k", "ViT-L/16"): "30/90",
     ("ImageNet-21k", "ViT-L/32"): "30/90",
 }
-"""Where Table 3 prints two numbers, of which the recipe has the larger."""
+"""Rows with two numbers in Table 3; the recipe has the larger one."""
 TABLE4_TITLES = {
     "imagenet": "ImageNet",
     "cifar100": "CIFAR-100",
