@@ -62,6 +62,7 @@ class HubEntries(Entries):
         table_index = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
         name, table = self.tables[table_index]
         row = int(self.rows[index] - self.starts[table_index])
+        # The Arrow file: `identity.exact_fingerprint` tells by its size and time whether the images are the same.
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
         entry.table, entry.row = table, row
@@ -86,14 +87,12 @@ def hub_splits(spec: str, name: str, root: Path | None, multi_label: bool = Fals
 
     def read(split: str) -> Dataset:
         table_name = table_names[split]
+        table, features = tables[table_name], class_tables[0].features
         image, label = _columns(class_tables[0], chosen, name)
-        has_lists = hasattr(class_tables[0].features[label], "feature")
-        classes, labels, are_several = _read_labels(
-            tables[table_name], class_tables, label, name, table_name, multi_label and has_lists
-        )
-        images = tables[table_name].select_columns([image])
-        image_type = type(class_tables[0].features[image])  # `datasets.Image`, which is not imported here
-        images = images.cast_column(image, image_type(decode=False))
+        may_be_several = multi_label and hasattr(features[label], "feature")  # the column holds lists
+        classes, labels, are_several = _read_labels(table, class_tables, label, name, table_name, may_be_several)
+        image_type = type(features[image])  # `datasets.Image`, which is not imported here
+        images = table.select_columns([image]).cast_column(image, image_type(decode=False))
         entries = HubEntries(((f"{name}/{table_name}", images),), np.arange(len(images)))
         sets, first = labels if are_several else None, labels.first_labels
         return Dataset(name, split, classes, first, entries=entries, label_sets=sets, folder=name)
@@ -181,6 +180,7 @@ class _LabelColumn(NamedTuple):
     @classmethod
     def read(cls, table: "datasets.Dataset", column: str) -> "_LabelColumn":
         cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+        # Of Arrow's types lists have a `value_type`, but dictionaries (repeated texts) have one too.
         has_lists = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
         inner = cells.flatten() if has_lists else cells
         counts = np.asarray(cells.value_lengths().fill_null(0)) if has_lists else np.ones(len(cells), np.int64)
@@ -190,13 +190,18 @@ class _LabelColumn(NamedTuple):
 
 
 def _read_labels(
-    table: "datasets.Dataset", class_tables: "list[datasets.Dataset]", column: str, name: str, split: str, several: bool
+    table: "datasets.Dataset",
+    class_tables: "list[datasets.Dataset]",
+    column: str,
+    name: str,
+    split: str,
+    may_be_several: bool,
 ) -> tuple[tuple[str, ...], Labels, bool]:
     """The classes of `class_tables`, the labels of the images of `table`, and whether images may have several labels or
-    none: if `several`, or if any image of these tables has several. Raises UserError."""
+    none: if `may_be_several`, or if any image of these tables has several. Raises UserError."""
     stored = _LabelColumn.read(table, column)
     known = [_LabelColumn.read(each, column) for each in class_tables]
-    are_several = several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
+    are_several = may_be_several or any(bool(each.counts.max(initial=0) > 1) for each in (stored, *known))
     if not len(stored.counts) or not stored.is_complete or not (are_several or stored.counts.all()):
         raise UserError(
             f"{name}: some images have no class in the column {column}; choose another column or set, or if its lists "

@@ -74,9 +74,9 @@ def predict(
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
     metadata (`choose_rejection`). A model of several labels per image (`multi_label`) sets each from its threshold in
     the metadata, or 0.5. `log` receives a description of the preprocessing. An unreadable image gives a prediction
-    with its error. Predictions have the order of `sources`. Raises UserError without any image, for auto without a
-    threshold, for `reject_below` with several labels, and for missing paths and invalid arrays, unless they come from
-    an iterator.
+    with its error. Predictions have the order of `sources`. A generator: with the first prediction it raises UserError
+    without any image, for auto without a threshold, for `reject_below` with several labels, and for missing paths and
+    invalid arrays, unless they come from an iterator.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
@@ -187,39 +187,39 @@ def writing_table(path: Path) -> Iterator[Callable[[Prediction], None]]:
     what is done is kept when the command ends early; but unreadable images wait for the first one with classes, which
     shows the number of columns.
     """
-    first: Prediction | None = None  # the first one with classes, or where none has any the last; None: no header yet
-    waiting: list[Prediction] = []  # not written yet
+    columns_of: Prediction | None = None  # its classes and labels are the columns; None: no header yet
+    waiting: list[Prediction] = []  # not written yet: before the header, unreadable images
     is_new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path.parent), path.open("a", encoding="utf-8", errors="surrogateescape", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
 
         def write_waiting() -> None:
-            nonlocal first
+            nonlocal columns_of
             if not waiting:
                 return
-            if first is None:
-                first = waiting[-1]
+            if columns_of is None:  # the last one has classes, unless no image could be read
+                columns_of = waiting[-1]
                 if file.seekable():
                     file.truncate(0)
-                ranked = [f"{name}_{k}" for k in range(1, len(first.top) + 1) for name in ("class", "probability")]
-                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * (first.labels is not None)))
+                ranked = [f"{name}_{k}" for k in range(1, len(columns_of.top) + 1) for name in ("class", "probability")]
+                table.writerow(("image", *ranked, "rejected", "error", *["labels"] * (columns_of.labels is not None)))
             for prediction in waiting:
-                cells = [cell for pair in prediction.top for cell in pair] or [""] * (2 * len(first.top))
+                cells = [cell for pair in prediction.top for cell in pair] or [""] * (2 * len(columns_of.top))
                 row = [prediction.path, *cells, int(prediction.rejected), prediction.error or ""]
-                row += ["|".join(prediction.labels or ())] * (first.labels is not None)
+                row += ["|".join(prediction.labels or ())] * (columns_of.labels is not None)
                 table.writerow(as_cells(row))
             waiting.clear()
             file.flush()
 
         def write(prediction: Prediction) -> None:
             waiting.append(prediction)
-            if first is not None or prediction.top:
+            if columns_of is not None or prediction.top:
                 write_waiting()
 
         try:
             yield write
         finally:
             write_waiting()
-            if first is None and is_new:
+            if columns_of is None and is_new:
                 path.unlink()

@@ -30,9 +30,12 @@ HeadLoss = Callable[[FinetuneConfig, int], float]
 def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_loss: HeadLoss | None = None) -> Plan:
     """The plan for the seconds that are `left()`. Measuring itself uses at most MEASURED_FRACTION of the budget.
 
-    A first plan takes the largest size that fits. Then sizes up to the largest for the head alone are compared by
-    `head_loss`, and the last plan takes none above the best: small images may be harder to classify when they are
-    enlarged. Raises UserError as `choose` does.
+    1. Measure at a small size, and plan at the largest size that fits.
+    2. Plan the head alone, which may afford a larger size still.
+    3. Compare sizes up to that one by `head_loss`, and plan again with none above the best: small images may be harder
+       to classify when they are enlarged.
+
+    The plan of 1 is the result where there is nothing to compare. Raises UserError as `choose` does.
     """
     sizes = task.sizes
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
@@ -96,7 +99,10 @@ class _Costs:
     """Sides at which a training step was timed."""
 
     def choose_and_measure(self, task: Task) -> Plan:
-        """The best plan: measures at its image size and plans again, until that is measured or the time is over."""
+        """The best plan: measures at its image size and plans again, until that is measured or the time is over.
+
+        It ends, as each round measures a size, or times a training step at it, for the first time.
+        """
         while True:
             try:
                 plan = choose(task, self.cost_of, self.available())
@@ -122,7 +128,7 @@ class _Costs:
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
         """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
-        train = config.runs > 0 and side(config) not in self.timed
+        train = config.runs > 0 and side(config) not in self.timed  # whether to time a step: if wanted, and if it fits
         if train:
             seconds = timing_seconds(config, self.cost_of(config).train(config.model))
             train = self.left() - seconds >= self.reserved

@@ -48,8 +48,9 @@ class HeadFitter:
     def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for `plain` and these augmented `views` of it: for all images, or for those with these `indices`.
 
-        If the user has a val split, l2 and scale are chosen on it. `indices` exclude it then: its rows are passed all
-        the same, for this choice, but the weights are fitted without them.
+        If the user has a val split, l2 and scale are chosen on it. `indices`, the first part of `hold_out_indices`, are
+        then the images outside val: all rows are passed, val for this choice, and `fit_all=False` fits the weights to
+        those outside it.
         """
         train, world = self.job.splits.train, self.job.context.world
         val_only_chooses = indices is not None and has_val(train)
@@ -70,6 +71,7 @@ class HeadFitter:
         if len(rows) <= (limit := MAX_ELEMENTS // self._row_elements):
             return rows
         labels = train.labels[known[rows]]
+        # As many of each class as keep the sum below the limit: `counts` cut off at `most`.
         counts = np.bincount(labels)
         shots = bisect.bisect_right(range(1, counts.max() + 1), limit, key=lambda most: np.minimum(counts, most).sum())
         return np.sort(rows[sample_shots(labels, len(train.classes), max(shots, 2), self.job.config.seed)])
@@ -188,8 +190,10 @@ def fit_head(job: FinetuneJob) -> FittedHead:
     view_losses = {flip: fitter.fit([view]).loss for flip, view in first_views.items()}
     plain_head = fitter.fit()
     augmentation = _choose_augmentation(job, view_losses, plain_head.loss)
+    # The head takes no view where `_choose_augmentation` has found none that helps.
     if not view_losses or min(view_losses.values()) >= plain_head.loss:
         return FittedHead(fitter, augmentation, [], plain_head, plain_head)
+    # Where training flips, the first view without flips is of use too; where it does not, the flipped one is dropped.
     views = [view for flip, view in first_views.items() if augmentation.flip or not flip]
     for number in range(len(first_views) + 1, num_views + 1):
         if not checkpoint.view_fits(plain, number):

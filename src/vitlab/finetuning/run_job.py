@@ -75,16 +75,19 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
         "sweep": [score.record for score in choice.scores],
     }
     runs = _run_final(start, choice, folder)
-    tests = list(runs.values())
-    chosen, alpha = ("run-0", choice.alpha(config)) if runs else ("linear", 0.0)
-    chosen_metrics = choice.best.metrics if choice.best else {}  # on held-out images, or leave-one-out
+    linear = None
     one_test = clock.seconds("test") / (config.runs + 1)
     if head is not None and (not runs or clock.fits("test of the head alone", one_test, after=0.0)):
         linear = head.test(folder.path / "linear")
         fit = linear["least_squares"]
         record["linear"] = {**fit, **summary_metrics(linear["test"]), "held_out": choice.head_metrics}
-        if not runs:
-            tests, chosen_metrics = [linear["test"]], fit
+    if runs:
+        chosen, alpha, tests = "run-0", choice.alpha(config), list(runs.values())
+        chosen_metrics = choice.best.metrics if choice.best else {}  # on held-out images
+    else:
+        assert linear is not None  # a job without a head has runs
+        chosen, alpha, tests = "linear", 0.0, [linear["test"]]
+        chosen_metrics = linear["least_squares"]  # leave-one-out
     if head is not None:
         record |= {"chosen": chosen, "alpha": alpha}
     if left_out := [part for part, fits in clock.decisions.items() if not fits]:

@@ -59,7 +59,8 @@ class RunStart:
         decay = config.average_decay
         if (short := self.job.config.sweep_steps) is not None:
             optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
-            steps, decay = short, decay and decay ** (steps / short)
+            decay = decay and decay ** (steps / short)
+            steps = short
         data = dataclasses.replace(config.data, eval_split=HELD_OUT)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 

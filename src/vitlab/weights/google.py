@@ -136,7 +136,8 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ViTConfig, Spelling]:
-    """Every size from the shapes, and the spelling; the position table becomes `TABLE` in `arrays`."""
+    """Every size from the shapes, and the spelling: `linen` also for big_vision's files, which differ only in the name
+    of the position table; it becomes `TABLE` in `arrays`."""
     first = "Transformer/encoderblock_0"
     spelling: Spelling = "stored" if f"{first}/{BLOCK_PARTS['stored'][1]}/query/kernel" in arrays else "linen"
     _, msa, _, mlp = BLOCK_PARTS[spelling]
@@ -151,6 +152,7 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         rows = require_shape("the file", arrays, table, 3)[1]
         arrays[TABLE] = arrays.pop(table)
         given_grid = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
+        # The class token, if there is one, has a row; only in tables of the other names it may have none.
         options = [int(has_class)] if table == TABLE else [int(has_class), 0]
         grid, class_rows = _infer_grid(rows, options, given_grid)
     elif spelling == "stored" or width % 4 or width < 8:  # cannot be `sincos2d`, the only kind without a table
@@ -171,7 +173,7 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         representation_size=_out_features(arrays, "pre_logits"),
         position="sincos2d" if table is None else "1d",
         stem=stem,
-        variant=Variant(class_position=class_rows == int(has_class)),
+        variant=Variant(class_position=class_rows == int(has_class)),  # True without a class token
     )
     return config, spelling
 

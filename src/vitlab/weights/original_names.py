@@ -158,16 +158,17 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         stored = dict(tensors)
     naming, prefixes = find_models(where, stored)
     prefix = choose_model(where, prefixes, prefix)
-    models: dict[str, Tensors] = {}  # a tensor belongs to the model with the longest prefix that fits, or to none, ""
+    by_prefix: dict[str, Tensors] = {}  # the tensors of each model; under "" also those of no model
     for name, tensor in stored.items():
-        models.setdefault(max(filter(name.startswith, prefixes), key=len, default=""), {})[name] = tensor
-    model = rename(models.pop(prefix, {}), prefix, naming)
-    unowned = models.pop("", {})
+        owner = max(filter(name.startswith, prefixes), key=len, default="")  # the longest prefix that fits
+        by_prefix.setdefault(owner, {})[name] = tensor
+    model = rename(by_prefix.pop(prefix, {}), prefix, naming)
+    unowned = by_prefix.pop("", {})  # may hold the head
     width = None if naming is _BIT else require_shape(where, model, "patch_embed.proj.weight", 4)[0]
     if "head.weight" not in model:
         model, unowned = take_head(model, unowned, width)
     origin = find_origin(naming, stored.keys(), model.keys())
-    outside = sorted([*unowned, *itertools.chain(*models.values())])
+    outside = sorted([*unowned, *itertools.chain(*by_prefix.values())])  # of no model, and of the other models
     pretraining = [prefix + name for name in model if LEFT_OUT.match(name)]
     model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
     if naming is _CLIP:
