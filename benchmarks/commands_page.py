@@ -9,8 +9,8 @@ from vitlab.commands import PURPOSES, command_type
 from vitlab.commands.help import command_help
 
 WIDTH = "96"
-RECIPES = {"pretrain": "tiny-digits", "plan": "tiny-digits"}
-"""Commands whose flags have the values of a recipe, and the one that is shown."""
+WORDS = {"pretrain": ["tiny-masked-digits", "--help-all"], "vtab": [], "plan": ["tiny-digits"]}
+"""Commands that are not shown with `--help-all` alone: those that name a recipe, and those with `pretrain`'s settings."""
 
 
 def page() -> str:
@@ -19,8 +19,9 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `--help` after a command prints: its usual flags. `--help-all` prints every flag with its whole text.",
-        "`--json` prints results for programs.",
+        "What `--help-all` after a command prints: every flag with its whole text. `--help` prints the usual flags, as",
+        "here for `vtab` and `plan`, which have the settings of `pretrain`. Those are shown with the values of",
+        "`tiny-masked-digits`; a recipe of another name has others. `--json` prints results for programs.",
         "",
         "- Every setting of a run is a flag: `--optim.lr 0.003`, `--model.depth 6`. An unknown, invalid or ineffective",
         "  setting is an error that says what is allowed.",
@@ -30,7 +31,7 @@ def page() -> str:
     for purpose, names in PURPOSES.items():
         lines += ["", f"## {purpose}"]
         for name in names:
-            words = [RECIPES[name]] if name in RECIPES else []
+            words = WORDS.get(name, ["--help-all"])
             lines += ["", f"### vitlab {name}", "", "```text", command_help(name, command_type(name), words), "```"]
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 BASE = (
-    *("errors", "ranks", "settings", "switches", "rng", "io", "checksums", "display"),
+    *("errors", "ranks", "settings", "rng", "io", "checksums", "display"),
     *("panels", "preprocessing", "config"),
 )
 RECIPES = ("errors", "settings", "preprocessing", "config", "models.config", "models.registry", "models.resnet_config")
@@ -40,8 +40,7 @@ STANDS_ON = {
     "io": ("errors",),
     "checksums": ("io",),
     "display": ("errors",),
-    "switches": ("errors",),
-    "config": ("errors", "settings", "switches", "preprocessing", "models.config"),
+    "config": ("errors", "settings", "preprocessing", "models.config"),
     "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings", "preprocessing"),
     "data": BASE,

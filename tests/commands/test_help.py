@@ -62,6 +62,22 @@ def test_help_all_shows_what_help_hides(capsys: pytest.CaptureFixture[str]) -> N
     assert "--model.head-bias" in help_text(capsys, "pretrain", "jft", "--model", "R50x1", "--help-all")
 
 
+def test_usage_and_texts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be left out is in brackets; defaults are the command's; a text ends at a sentence, a positional one's is
+    whole; --help-all is named where texts are cut."""
+    monkeypatch.setenv("COLUMNS", "120")
+    helps = {name: help_text(capsys, name, "--help") for name in ("finetune", "inspect", "list", "evaluate", "bench")}
+    usage = {name: text.splitlines()[0].removeprefix(f"usage: vitlab {name} ") for name, text in helps.items()}
+    assert usage["finetune"] == "[CHECKPOINT] [OPTIONS]"
+    assert usage["inspect"] == "CHECKPOINT [IMAGE ...] [OPTIONS]"
+    assert re.search(r"  PATTERN +Shell .+ \(default: \*\)\.", helps["list"])
+    assert re.search(r"--batch-size INT .+\(default: 256\)", helps["evaluate"])
+    assert "models of Fig. 12." in " ".join(helps["bench"].split())
+    assert "Default: the test images of the run." in " ".join(helps["inspect"].split())
+    assert "--help-all" in helps["inspect"]
+    assert "--help-all" not in helps["list"]
+
+
 def test_settings_left_to_the_data_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
     staged, paper = (help_text(capsys, "finetune", *flags, "--help-all") for flags in ((), ("--recipe", "cifar10")))
     for flag in ("--steps", "--batch-size", "--mixup", "--optim.warmup-steps", "--data.eval-resize"):

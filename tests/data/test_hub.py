@@ -16,7 +16,7 @@ from vitlab.data.identity import exact_fingerprint
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 
-REASON = "needs the package datasets (pip install 'vitlab[data]')"
+REASON = "needs the package datasets (the extra data)"
 
 
 @pytest.fixture
@@ -170,5 +170,5 @@ def test_sets_that_cannot_be_loaded(
         with pytest.raises(UserError, match=message):
             load_dataset(f"hub:{name}", "test", root=tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'vitlab\[data\]'"):
+    with pytest.raises(UserError, match="vitlab's extra data"):
         load_dataset("hub:owner/name", "train")

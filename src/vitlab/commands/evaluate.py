@@ -35,7 +35,7 @@ class Evaluate:
     """Resize the shorter side of each image to this many pixels and crop the center, by default as the data set or the
     checkpoint says; else the whole image is squashed to size."""
     partial: bool = False
-    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    """Accept a val folder of imagenet or imagenet_real with missing images; the result says so."""
     options: Annotated[EvalOptions, Flat] = EvalOptions(batch_size=256)
     json: Json = False
 
@@ -57,7 +57,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Fewshot:
-    """Few-shot accuracy of a checkpoint (Sec. 4.1): least squares on the frozen features of a few images a class."""
+    """Few-shot accuracy of a checkpoint (Sec. 4.1): least squares on the frozen features of a few images per class."""
 
     checkpoint: Checkpoint
     dataset: tuple[str, ...]

@@ -65,8 +65,10 @@ class Flag(NamedTuple):
     metavar: str
     """The values that it takes, as `_metavar` returns them; empty for a positional argument."""
     text: str
-    default: Any
-    """In words, as `_format_default` returns them; of a positional argument the value."""
+    default: str | None
+    """In words, as `_format_default` returns them."""
+    usage: str = ""
+    """Of a positional argument: its metavar, in brackets if it may be left out."""
 
 
 def overview() -> str:
@@ -91,7 +93,7 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
         for flag in _settings_flags(name, words, show_all):
             section, dot, _ = flag.name[2:].partition(".")
             groups.setdefault(section if dot and show_all else "settings", []).append(flag)
-    usage = " ".join([f"usage: vitlab {name}", *(flag.name for flag in positional), "[OPTIONS]"])
+    usage = " ".join([f"usage: vitlab {name}", *(flag.usage for flag in positional), "[OPTIONS]"])
     blocks = [
         textwrap.fill(usage, _width(), subsequent_indent="    "),
         textwrap.fill(" ".join((kind.__doc__ or "").split()), _width()),
@@ -100,7 +102,7 @@ def command_help(name: str, kind: Any, words: Sequence[str]) -> str:
     for title, rows in groups.items():
         if rows:
             blocks.append("\n".join([*([f"{title}:"] if title else []), *(_row(flag, show_all) for flag in rows)]))
-    if has_field(kind, "config") and not show_all:
+    if not show_all and (has_field(kind, "config") or any(_first_sentence(flag) != flag.text for flag in flags)):
         blocks.append(f"`vitlab {name} --help-all` shows every flag, with its whole text.")
     return "\n\n".join(blocks)
 
@@ -109,9 +111,14 @@ def _width() -> int:
     return max(60, min(shutil.get_terminal_size().columns, 120))
 
 
+def _first_sentence(flag: Flag) -> str:
+    """What `--help` shows of a flag's text; of a positional argument's all."""
+    return re.split(r"(?<=\.) (?=[A-Z`])", flag.text)[0] if flag.name.startswith("-") else flag.text
+
+
 def _row(flag: Flag, whole_text: bool) -> str:
-    text = flag.text if whole_text else flag.text.partition(". ")[0].rstrip(".") + "."
-    if flag.default not in (None, "", ()):
+    text = flag.text if whole_text else _first_sentence(flag)
+    if flag.default is not None:
         text = f"{text.rstrip('.')} ({flag.default})."
     left = f"  {flag.name} {flag.metavar}".rstrip()
     lines = textwrap.wrap(text, _width() - COLUMN) or [""]
@@ -121,9 +128,9 @@ def _row(flag: Flag, whole_text: bool) -> str:
     return "\n".join([f"{left:{COLUMN}}{first}".rstrip(), *(f"{'':{COLUMN}}{line}" for line in rest)])
 
 
-def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
-    """The arguments of a command but `config`. A field that is a dataclass stands for its own fields: `--assume.pool`,
-    or `--pool` where tyro's name of the field is empty."""
+def _command_flags(kind: Any, prefix: str = "", defaults: Any = None) -> Iterator[Flag]:
+    """The arguments of a command but `config`, with the values of `defaults`, an instance, if there is one. A field that
+    is a dataclass stands for its own fields: `--assume.pool`, or `--pool` where tyro's name of the field is empty."""
     hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     for field in dataclasses.fields(kind):
@@ -135,13 +142,16 @@ def _command_flags(kind: Any, prefix: str = "") -> Iterator[Flag]:
         arg: Any = next((mark for mark in marks if hasattr(mark, "metavar")), tyro.conf.arg())
         text = arg.help or texts.get(field.name, "")
         metavar = arg.metavar or _metavar(hint)
-        default = None if field.default is dataclasses.MISSING else field.default
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        required = default is dataclasses.MISSING
+        shown = None if required else _format_default(default)
         if dataclasses.is_dataclass(bare_type):
-            yield from _command_flags(bare_type, "" if arg.name == "" else f"{field.name}.")
+            values = default if dataclasses.is_dataclass(default) else None
+            yield from _command_flags(bare_type, "" if arg.name == "" else f"{field.name}.", values)
         elif tyro.conf.Positional in marks:
-            yield Flag(metavar, "", text, default)
+            yield Flag(metavar, "", text, shown, metavar if required else f"[{metavar}]")
         else:
-            yield Flag(f"--{prefix}{arg.name or field.name.replace('_', '-')}", metavar, text, _format_default(default))
+            yield Flag(f"--{prefix}{arg.name or field.name.replace('_', '-')}", metavar, text, shown)
 
 
 def _settings_flags(name: str, words: Sequence[str], show_all: bool) -> Iterator[Flag]:
@@ -171,7 +181,7 @@ def _settings_flags(name: str, words: Sequence[str], show_all: bool) -> Iterator
 
 def _format_default(value: Any) -> str | None:
     """A default as text; None for one that need not be shown."""
-    if value is None or value is False or value == () or callable(value):
+    if value is None or value is False or value in ((), "") or callable(value):
         return None
     if isinstance(value, tuple):
         return "default: " + " ".join(map(str, value))

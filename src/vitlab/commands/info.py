@@ -28,7 +28,7 @@ class List:
     what: Annotated[Positional[str], tyro.conf.arg(metavar="{models,checkpoints,datasets,recipes,studies,vtab}")] = ""
     """What to list. Without it, what can be listed."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
-    """Shell pattern for the names, e.g. `ViT-B*`."""
+    """Shell pattern for the names, such as `ViT-B*`."""
     root: Path | None = None
     """With `vtab`: a folder to search for the tasks' data."""
     json: Json = False

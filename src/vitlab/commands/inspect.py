@@ -141,6 +141,7 @@ class Duplicates:
     train_split: Literal["train", "val", "test", "trainval", "all"] = "trainval"
     """Default: all but the test split; `all` is every image once."""
     test_split: Literal["train", "val", "test", "trainval", "all"] = "test"
+    """Split whose images are looked for in the training set."""
     train_root: str | None = None
     """Folder that holds a named training set."""
     test_root: str | None = None

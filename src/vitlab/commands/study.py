@@ -117,7 +117,7 @@ class Bench:
     """Measure speed, memory and the largest batch of models over image sizes (Fig. 12)."""
 
     models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
-    """Names or shell patterns (`vitlab list models`); default: the eight of Fig. 12."""
+    """Names or shell patterns (`vitlab list models`); default: the eight models of Fig. 12."""
     options: Annotated[BenchOptions, tyro.conf.arg(name="")] = BenchOptions()
     out: Path = Path("bench")
     """Folder for bench.json and bench.png."""

@@ -90,7 +90,7 @@ class DataConfig(ReadConfig):
     on_error: Literal["raise", "skip"] = "raise"
     """At an unreadable image: stop the run, or skip the image, with a warning and a count."""
     partial: bool = False
-    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    """Accept a val folder of imagenet or imagenet_real with missing images; the result says so."""
     exclude: str | None = None
     """A list of images to exclude from the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
     subset_fraction: Fraction | None = None

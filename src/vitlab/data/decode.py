@@ -37,7 +37,7 @@ IMAGE_FORMATS = {f: s for f, s in _FORMATS.items() if f not in _DECODERS or impo
 """Name -> suffixes of the formats that can be read here: AVIF and HEIF (HEIC) where their decoders are installed."""
 UNREADABLE_SUFFIXES = frozenset(s for name in _FORMATS.keys() - IMAGE_FORMATS for s in _FORMATS[name])
 """Suffixes of formats whose decoder is not installed; `INSTALL` says how to."""
-INSTALL = "to read HEIC: pip install 'vitlab[heif]'; for AVIF a pillow with its decoder; or convert to JPEG"
+INSTALL = "to read HEIC, install vitlab's extra heif; for AVIF a pillow with its decoder; or convert to JPEG"
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
 Levels = tuple[int, int]  # the values of an image file that are black and white

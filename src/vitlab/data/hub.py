@@ -128,7 +128,7 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
         import datasets  # slow to import, and of the extra `data`
         from datasets.exceptions import DatasetsError
     except ModuleNotFoundError as error:
-        raise UserError(f"{name} needs the package datasets: pip install 'vitlab[data]'.") from error
+        raise UserError(f"{name} requires the package datasets: install vitlab's extra data.") from error
     tables: Any
     try:
         if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):

@@ -151,7 +151,7 @@ def _read_parquet(path: Path) -> tuple[list[str], Records]:
         import pyarrow  # slow to import, and of the extra `data`
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise UserError(f"{quoted(str(path))} requires the package pyarrow: pip install 'vitlab[data]'") from error
+        raise UserError(f"{quoted(str(path))} requires the package pyarrow: install vitlab's extra data") from error
     try:
         with pyarrow.parquet.ParquetFile(io.BytesIO(read_regular(path, MAX_TABLE_BYTES))) as file:
             groups = (file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
@@ -261,7 +261,8 @@ def _splits_by_value(column: str, values: Collection[str], test_fold: int | None
     if test not in folds.values():
         raise UserError(f"test_fold={test} is not in the column fold of {where}, which has {present}; give one of them")
     if test_fold is None:
-        warn_once(f"{where}: fold {test} of {present} is the test split; --data.test-fold chooses another")
+        flags = "--data.test-fold, or --test-fold of `evaluate` and the like,"
+        warn_once(f"{where}: fold {test} of {present} is the test split; {flags} chooses another")
     return {value: "test" if fold == test else "train" for value, fold in folds.items()}
 
 
@@ -295,8 +296,8 @@ def _remarks_on_labels(labels: Collection[str], cells: Sequence[Any], separator:
         joined = sorted(label for label in labels if likely in label)
         yield (
             f"labels such as {first_ten(list(map(repr, joined[:3])))} are one class each ({len(labels)} in all). If "
-            f"they are several labels of an image, give --data.label-separator '{likely}'; '|' says that they are "
-            f"names."
+            f"they are several labels of an image, give --data.label-separator '{likely}' (`evaluate` and the like: "
+            f"--label-separator); '|' says that they are names."
         )
 
 

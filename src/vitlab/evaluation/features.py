@@ -185,7 +185,7 @@ def write_features(
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError("a .parquet file requires the package pyarrow: pip install 'vitlab[data]', or give an .npz.")
+        raise UserError("a .parquet file requires the package pyarrow: install vitlab's extra data, or give an .npz.")
     check_source(dataset, root)
     _, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
     with world.rank_0_first():

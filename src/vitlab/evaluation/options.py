@@ -54,8 +54,9 @@ class SplitOptions(Checked):
     train_split: Split | None = None
     """Split to train on, by default train, and of your own set without a val split all that the test leaves."""
     test_split: Split = "test"
+    """Split to test on."""
     partial: bool = False
-    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    """Accept a val folder of imagenet or imagenet_real with missing images; the result says so."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Row = tuple[Number, Number]
 WIDTH = 940
 HEIGHT = 470
 GRID = 3
-"""Patches on a side of the drawn image, as in the paper's figure; ViT-B/16 has 14 at 224 pixels."""
+"""Patches per side of the drawn image, as in the paper's figure; ViT-B/16 has 14 at 224 pixels."""
 LEFT = 20
 IMAGE_SIDE = 100
 CENTERS = [120, *(172 + 52 * number for number in range(GRID**2))]

@@ -46,7 +46,7 @@ IMAGENET21K = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32")
 
 
 def jft(model: str = "ViT-B/16") -> TrainConfig:
-    """JFT-300M: 18,291 classes, several labels an image, no dropout."""
+    """JFT-300M: 18,291 classes, several labels per image, no dropout."""
     _check_row(model, JFT, "JFT")
     epochs, lr = JFT[model]
     return TrainConfig(

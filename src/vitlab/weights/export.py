@@ -123,8 +123,8 @@ def _check_request(path: Path, to: Format, with_preprocessing: bool, dynamic: bo
             importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"export to onnx requires the package {error.name}, which is not installed: pip install "
-            f"'vitlab[export]'. --to torch-export requires none."
+            f"export to onnx requires the package {error.name}, which is not installed: install "
+            f"vitlab's extra export. --to torch-export requires none."
         ) from error
 
 

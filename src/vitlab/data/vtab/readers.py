@@ -293,7 +293,7 @@ def read_h5(path: Path, name: str) -> np.ndarray:
     try:
         import h5py
     except ImportError as error:
-        raise UserError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
+        raise UserError(f"{path} is an HDF5 file, and h5py is not installed: install vitlab's extra vtab") from error
     plain = path.with_name(f"{path.name}.{name}.npy")
     if not path.is_file():
         with gzip.open(f"{path}.gz") as packed, replacing_file(path) as file:
