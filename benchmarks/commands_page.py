@@ -10,7 +10,7 @@ from vitlab.commands.help import command_help
 
 WIDTH = "96"
 WORDS = {"pretrain": ["tiny-masked-digits", "--help-all"], "vtab": [], "plan": ["tiny-digits"]}
-"""Commands that are not shown with `--help-all` alone: those that name a recipe, and those with `pretrain`'s settings."""
+"""Commands that are not shown with `--help-all` alone: with a recipe, or with `pretrain`'s settings."""
 
 
 def page() -> str:

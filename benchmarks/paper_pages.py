@@ -108,8 +108,8 @@ def equations_page() -> str:
         "# Equations",
         "",
         "Each in a few lines, on one photo and ViT-Ti/16 with random weights, and compared with what the model "
-        f"computes: equal means a largest error below {TOLERANCE:g} of the rms. `vitlab paper eq1` prints the same; "
-        "with a CHECKPOINT, for its weights.",
+        f"computes: equal means a largest error below {TOLERANCE:g} of the root mean square (rms). `vitlab paper eq1` "
+        "prints the same; with a CHECKPOINT, for its weights.",
     ]
     for key, parts in parts_of("eq"):
         formula, _, rest = equation_text(key, Request()).partition("\n\n")

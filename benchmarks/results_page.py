@@ -90,7 +90,7 @@ def peers() -> list[dict[str, Any]]:
     protocols = {
         "two minutes, one core": ((*few, *many), 3, (120,), 500, "finetune_peers"),
         "ten minutes, one core": (("cifar10:100", "digits:10"), 1, (600,), 500, "finetune_peers"),
-        "the same, peers with a search": (("cifar10:100", "digits:10"), 1, (600,), 500, "finetune_peers"),
+        "the same, others with a search": (("cifar10:100", "digits:10"), 1, (600,), 500, "finetune_peers"),
         "six to ten epochs, 84 pixels": (few, 3, (1000, 3060), 500, "finetune_peers"),
         "three epochs, 84 pixels": (many, 2, (3000, 30000), 500, "finetune_peers_amx"),
         "the same, 10,000 images, a larger test": (many[-1:], 2, (30000,), 5000, "finetune_peers_amx"),
@@ -262,13 +262,13 @@ CLAIMS = (
     Claim(
         "It computes what Google's code, timm and Hugging Face compute",
         "python -m pytest tests/weights tests/train/test_optim.py",
-        "Largest error relative to the rms of the outputs, in float32 and mostly with random weights. All of it is "
-        "rounding, except torchvision's resizing.",
+        "Largest error relative to the root mean square (rms) of the outputs, in float32 and mostly with random "
+        "weights. All of it is rounding, except torchvision's resizing.",
         "equality.md#equality-with-googles-code",
         equality,
     ),
     Claim(
-        "With little data or time, `finetune` is more accurate than peers at their defaults",
+        "With little data or time, `finetune` is more accurate than other libraries at their defaults",
         "python benchmarks/finetune_peers.py DATA --checkpoints CHECKPOINTS --budget 120 --test-images 500",
         "Mean test accuracy in %, from the same ViT-S/14. The difference shrinks with time and images: in the last row "
         "AutoGluon is on par. In the rows by epochs, AutoGluon and timm have one seed for most sets.",
@@ -332,8 +332,8 @@ CLAIMS = (
     Claim(
         "At small scale, more of the paper's claims hold than fail",
         "vitlab study NAME",
-        "Ten studies of one to four core-hours, by 95% intervals over seeds. A verdict is about this scale, not the "
-        "paper's.",
+        "Ten studies, of Sec. 3.2, 4.3, 4.4, 4.6 and App. D, of one to four core-hours each, by 95% intervals over "
+        "seeds. A verdict is about this scale, not the paper's.",
         "studies.md",
         studies,
         contradicted,

@@ -129,8 +129,11 @@ def _row(flag: Flag, whole_text: bool) -> str:
 
 
 def _command_flags(kind: Any, prefix: str = "", defaults: Any = None) -> Iterator[Flag]:
-    """The arguments of a command but `config`, with the values of `defaults`, an instance, if there is one. A field that
-    is a dataclass stands for its own fields: `--assume.pool`, or `--pool` where tyro's name of the field is empty."""
+    """The arguments of a command but `config`, with the values of the instance `defaults`, if there is one.
+
+    A field that is a dataclass stands for its own fields: `--assume.pool`, or `--pool` where tyro's name of the field
+    is empty.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     texts = field_texts(kind)
     for field in dataclasses.fields(kind):

@@ -72,8 +72,7 @@ def custom() -> FinetuneConfig:
     The values here are those for fewer than 20,000 images; `OPEN` names what `resolve` chooses by the data.
     Deviation: BiT always takes a batch of 512, its own two resolutions and one rate. A batch of at most an eighth of
     the images spares a small set hundreds of repetitions, and the checkpoint's own size most of the time; the sweep
-    tries each rate for a fifth of the steps. Test images are resized with antialiasing, where Google's code samples
-    single points.
+    tries each rate for a fifth of the steps. Test images are prepared as the checkpoint says.
     """
     config = _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear")
     return replace(config, log_every=10, checkpoint_every=25)
