@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from staged_job import make_job
 
 from vitlab.config import FinetuneConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
+from vitlab.evaluation.options import EvalOptions
 from vitlab.finetuning import representations, stages
 from vitlab.finetuning.head import fit_head
 from vitlab.finetuning.held_out import hold_out_indices
@@ -18,12 +20,13 @@ from vitlab.finetuning.representations import FrozenCheckpoint
 from vitlab.finetuning.stages import head_images
 from vitlab.finetuning.sweep import RunStart
 from vitlab.runs.run import RunResult
+from vitlab.weights import load_model
 
 
 def test_representations_in_bfloat16(
     workdir: Path, pretrained: RunResult, staged: FinetuneConfig, start: RunStart, tmp_path: Path
 ) -> None:
-    """In the precision of training; the head is as good, and its model and test are in float32."""
+    """In the precision of training, as is the test; the head is as good, and its model is in float32."""
     low, full = fit_head(make_job(workdir, pretrained, dataclasses.replace(staged, precision="bfloat16"))), start.head
     assert full is not None
     x = full.fitter.plain.x
@@ -31,8 +34,10 @@ def test_representations_in_bfloat16(
     assert 0 < rounding < 0.03
     assert low.plain_head.accuracy == pytest.approx(full.plain_head.accuracy, abs=0.02)
     test = low.test(tmp_path / "linear")["test"]
-    assert test["computed_in"] == "float32"
-    assert test["accuracy"] == evaluate_checkpoint(tmp_path / "linear").accuracy
+    assert test["computed_in"] == "bfloat16"
+    evaluated = evaluate_checkpoint(tmp_path / "linear", options=EvalOptions(precision="bfloat16"))
+    assert test["accuracy"] == evaluated.accuracy
+    assert {weight.dtype for weight in load_model(tmp_path / "linear").parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(("limit", "shots"), [(40, 10), (8, 5)])

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from vitlab.commands import IMAGES, Checkpoint, Json, discard, print_note, print_result, read_names
 from vitlab.commands.check import check_inputs
 from vitlab.errors import UserError
-from vitlab.evaluation.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
+from vitlab.evaluation.options import FEWSHOT_DEFAULTS, EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 if TYPE_CHECKING:
     from vitlab.evaluation.predict import Prediction
@@ -64,7 +64,7 @@ class Fewshot:
     """One data set or several: names, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     protocol: Annotated[FewShotProtocol, Flat] = FewShotProtocol()
     splits: Annotated[SplitOptions, Flat] = SplitOptions()
-    options: Annotated[EvalOptions, Flat] = EvalOptions()
+    options: Annotated[EvalOptions, Flat] = FEWSHOT_DEFAULTS
     cache: Path | None = None
     """Folder for the features, by default in the user's cache folder."""
     out: Path | None = None

@@ -20,6 +20,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import (
     compile_inference,
+    computed_in,
     evaluation_batches,
     gather_in_order,
     load_for_evaluation,
@@ -81,7 +82,6 @@ def evaluate(
         for name, empty in columns.items()
     }
     measured: dict[str, Any] = gather_in_order(local, dataset, world)
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     evaluation = Evaluation(
         dataset.classes,
         **measured,
@@ -89,7 +89,7 @@ def evaluate(
         label_sets=None if dataset.label_sets is None else dataset.label_sets.take(measured["indices"]),
         left_out=dataset.left_out,
         full_size=dataset.full_size,
-        computed_in=str(dtype).removeprefix("torch."),
+        computed_in=computed_in(model),
     )
     return evaluation.with_thresholds(None)
 

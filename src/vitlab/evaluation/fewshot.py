@@ -30,8 +30,8 @@ from vitlab.data.registry import check_source
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features, load_frozen
-from vitlab.evaluation.load import check_train_and_test, load_train_and_test
-from vitlab.evaluation.options import EvalOptions, FewShotProtocol, SplitOptions
+from vitlab.evaluation.load import check_train_and_test, computed_in, load_train_and_test
+from vitlab.evaluation.options import FEWSHOT_DEFAULTS, EvalOptions, FewShotProtocol, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
 
@@ -202,7 +202,7 @@ def fewshot_checkpoint(
     datasets: Sequence[str],
     protocol: FewShotProtocol = FewShotProtocol(),
     splits: SplitOptions = SplitOptions(),
-    options: EvalOptions = EvalOptions(),
+    options: EvalOptions = FEWSHOT_DEFAULTS,
     *,
     cache: Path | None = None,
     out: Path | None = None,
@@ -249,7 +249,7 @@ def fewshot_checkpoint(
         "test_split": splits.test_split,
         "image_size": list(model.config.image_hw),
         "preprocessing": preprocessing.to_metadata(),
-        "computed_in": options.precision,
+        "computed_in": computed_in(model),
     }
     report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}
     if out is not None and world.is_rank_0:

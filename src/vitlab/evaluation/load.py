@@ -1,7 +1,7 @@
 """What an evaluation starts with: the checkpoint on its device, and a data set with its classes, batch by batch.
 
-There is no automatic precision: a result must not depend on the machine. In float32 the model computes exactly as its
-checkpoint; in bfloat16 weights and activations have 8 significant bits, and logits and features are cast to float32.
+In float32 the model computes exactly as its checkpoint. In bfloat16 weights and activations have 8 significant bits;
+logits and features are cast to float32. Results say which it was.
 """
 
 import collections
@@ -33,7 +33,7 @@ from vitlab.models.config import check_rgb
 from vitlab.models.vit import Model, evaluation_mode
 from vitlab.train.compile_cache import compile_cache, cpp_compiler
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.precision import choose_device, keep_freed_memory
+from vitlab.train.precision import choose_device, frozen_dtype, keep_freed_memory
 from vitlab.weights import Checkpoint, load_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,8 @@ logger = logging.getLogger(__name__)
 def load_for_evaluation(
     checkpoint: str | Path, options: ModelOptions, *, require_head: bool = False, world: World = SINGLE
 ) -> Checkpoint:
-    """A checkpoint in evaluation mode on the device of this process, its weights cast to `options.precision`.
+    """A checkpoint in evaluation mode on the device of this process, its weights cast to `options.precision`, as
+    `frozen_dtype` resolves it.
 
     Raises UserError for a missing device and, with `require_head`, for a model without a head.
     """
@@ -53,7 +54,7 @@ def load_for_evaluation(
     check_rgb(loaded.model.config)
     if require_head and loaded.model.head is None:
         raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
-    loaded.model.to(device=device, dtype=getattr(torch, options.precision))
+    loaded.model.to(device=device, dtype=frozen_dtype(options.precision, device))
     return loaded
 
 
@@ -82,6 +83,12 @@ def compile_inference(model: Model, batch_size: int, log: Callable[[str], None] 
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's weights; the CPU where it has none."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def computed_in(model: nn.Module) -> str:
+    """The type of the model's weights, such as `float32`."""
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def evaluate_masked(
             plan = draw_corruption(masking, batch.uniforms, config.num_patches)
             targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
-            losses = patch_losses(masking, model(batch.images, plan), targets)
+            losses = patch_losses(masking, model(batch.images, plan).float(), targets)
             totals += torch.stack([values.double().sum() for values in losses])
             if masking.target == "regression":
                 values = targets.double()

@@ -19,8 +19,9 @@ class ModelOptions(Checked):
     """Image side in pixels, by default as in the checkpoint's preprocessing. Position embeddings are interpolated."""
     interpolation: Interpolation | None = None
     """Interpolation of position embeddings, by default as in the checkpoint's own library."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of weights and activations; bfloat16 is faster on a GPU and some CPUs, and rounds."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of weights and activations; auto is bfloat16 where the device is faster in it, else float32. Only float32
+    computes exactly as the checkpoint."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1; auto is the first GPU, or the CPU."""
 
@@ -43,6 +44,10 @@ class EvalOptions(ModelOptions, LoaderOptions, ReadConfig):
 
     compile: bool = False
     """Compile the model with torch.compile: half a minute or more at the start, then faster on thousands of images."""
+
+
+FEWSHOT_DEFAULTS = EvalOptions(precision="float32")
+"""Few-shot accuracies are compared with the paper's."""
 
 
 @dataclass(frozen=True)

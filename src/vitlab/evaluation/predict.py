@@ -18,7 +18,7 @@ from torch import Tensor
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.load import device_of, load_for_evaluation
+from vitlab.evaluation.load import computed_in, device_of, load_for_evaluation
 from vitlab.evaluation.multi_label import describe_thresholds, label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.sources import ImageSource, find_images, read_image
@@ -104,7 +104,7 @@ def predict(
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
-    predict_batch = functools.partial(_predict_batch, loaded, options.precision, top, reject_below or 0.0, thresholds)
+    predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds)
     transform = EvalTransform(loaded.model.config.image_hw, loaded.preprocessing)
     batch: list[tuple[str, Tensor]] = []
     for path, image in images:
@@ -122,7 +122,6 @@ def predict(
 
 def _predict_batch(
     loaded: Checkpoint,
-    precision: str,
     top: int,
     reject_below: float,
     thresholds: Sequence[float] | None,
@@ -142,7 +141,7 @@ def _predict_batch(
         if all(math.isfinite(probability) for _, probability in best):
             yield Prediction(path, best, rejected=best[0][1] < reject_below, labels=labels)
         else:
-            yield Prediction(path, error=f"the model's outputs are not finite in {precision}")
+            yield Prediction(path, error=f"the model's outputs are not finite in {computed_in(loaded.model)}")
 
 
 def top_classes(

@@ -14,7 +14,7 @@ from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features, load_frozen
-from vitlab.evaluation.load import device_of, load_train_and_test
+from vitlab.evaluation.load import computed_in, device_of, load_train_and_test
 from vitlab.evaluation.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
@@ -166,7 +166,7 @@ def probe_checkpoint(
         "train_images": len(train.labels),
         "test_images": len(test.labels),
         "skipped": train.skipped + test.skipped,
-        "computed_in": options.precision,
+        "computed_in": computed_in(model),
         **result,
     }
 

@@ -76,7 +76,7 @@ def _best_side(
     for fraction in COMPARED_SIZES:
         config = min(task.sizes, key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
-    image_seconds = sum(cost_of(config).represent(config.model) for config in compared.values())  # at all sizes
+    image_seconds = sum(cost_of(config).forward(config.model) for config in compared.values())  # at all sizes
     needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
     count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / image_seconds))
     if len(compared) == 1 or count < needed:

@@ -1,8 +1,8 @@
 """The first stage of a fine-tuning job: the least-squares head on the frozen checkpoint (Sec. 4.1).
 
 `run_job.py` calls `fit_head`. Its result, a `FittedHead`, also decides how training images are augmented, is where the
-final runs start from, and is averaged with them. Representations are computed in the precision of training, the test
-in float32.
+final runs start from, and is averaged with them. Representations are computed in the precision of training, as all
+tests are.
 """
 
 import bisect

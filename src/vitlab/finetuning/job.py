@@ -41,7 +41,7 @@ class JobClock:
     @property
     def image_seconds(self) -> float:
         """Planned seconds for the representation of an image; 0 without a plan."""
-        return self.plan.cost.represent(self.plan.config.model) if self.plan else 0.0
+        return self.plan.cost.forward(self.plan.config.model) if self.plan else 0.0
 
     def seconds(self, stage: str) -> float:
         """Planned seconds of a stage; 0 without a plan."""

@@ -53,7 +53,7 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """The rows, in order; those that the job leaves out take no time."""
         config, images, cost, model = self.config, self.images, self.cost, self.config.model
-        represent, evaluate, train = cost.represent(model), cost.evaluate(model), cost.train(model)
+        forward, train = cost.forward(model), cost.train(model)
         views = config.head_views or 0
         rates = len(config.tried_rates) if config.runs else 0
         steps, batch = config.total_steps(images.train), config.batch_size
@@ -62,7 +62,7 @@ class Plan:
         fitted = head_images(config, images.train, model.num_classes) if config.head else 0
         held_out = config.held_out * images.train
         tests = config.runs + (1 if config.head else 0)
-        score = evaluate + (len(ALPHAS) * represent if config.head else 0.0)
+        score = forward * (1 + (len(ALPHAS) if config.head else 0))
         epochs = f"images ({steps * batch / images.train:.1f} epochs)"
 
         def training(runs: int, steps: int) -> float:
@@ -70,11 +70,11 @@ class Plan:
 
         return (
             Stage("read", sum(images) * cost.read if config.data.on_error == "skip" else 0.0, "every image once"),
-            Stage("head", (1 + views) * fitted * represent, f"least squares: {fitted:,} images, {views} views"),
+            Stage("head", (1 + views) * fitted * forward, f"least squares: {fitted:,} images, {views} views"),
             Stage("sweep", training(rates, sweep_steps), f"{rates} x {sweep_steps:,} steps of {batch} {epochs}"),
             Stage("score", rates * held_out * score, f"about {round(held_out):,} images held out"),
             Stage("final", training(final_runs, steps), f"{final_runs} x {steps:,} steps of {batch} {epochs}"),
-            Stage("test", tests * images.test * evaluate, f"{tests} x {images.test:,} images"),
+            Stage("test", tests * images.test * forward, f"{tests} x {images.test:,} images"),
             Stage("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
         )
 
@@ -96,7 +96,7 @@ class Plan:
         """Seconds of a report of this kind."""
         if kind == "none":
             return 0.0
-        seen = REPORT_IMAGES * self.cost.evaluate(self.config.model) * self.cost.processes
+        seen = REPORT_IMAGES * self.cost.forward(self.config.model) * self.cost.processes
         compared = 0.0
         if kind == "whole" and sum(self.images) <= MAX_COMPARED:
             compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)

@@ -31,7 +31,6 @@ from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import TrainingRun, evaluate_split, run_settings
 from vitlab.runs.splits import Splits
 from vitlab.train.clock import TimeLimit
-from vitlab.train.precision import frozen_dtype
 from vitlab.train.stopping import NonFiniteError
 from vitlab.train.workdir import Workdir
 from vitlab.weights import save_model
@@ -160,10 +159,9 @@ class Sweep:
         """The weight of the trained `model` in its average with the head's, by the held-out loss, and the evaluation of
         that average. `evaluation` is of `model` itself, with the weight 1."""
         context = self.start.job.context
-        dtype = frozen_dtype(config.precision, context.device)
         evaluations = {1.0: evaluation}
         for alpha in ALPHAS:
-            average = average_weights(head, model, alpha).to(dtype)
+            average = average_weights(head, model, alpha)
             evaluations[alpha] = evaluate_split(config, average, self.splits.val, context.world)
         best = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
         return best, evaluations[best]

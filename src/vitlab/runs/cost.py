@@ -42,13 +42,9 @@ class ImageCost:
         """Forward and backward pass; infinite if not known."""
         return self._per_image(self.step.train_seconds, model)
 
-    def evaluate(self, model: ModelConfig) -> float:
-        """Forward pass in float32."""
-        return self._per_image(self.step.eval_seconds, model)
-
-    def represent(self, model: ModelConfig) -> float:
-        """Forward pass in the precision of training."""
-        return self._per_image(self.step.feature_seconds, model)
+    def forward(self, model: ModelConfig) -> float:
+        """Forward pass, of a test and for representations."""
+        return self._per_image(self.step.forward_seconds, model)
 
     @property
     def read(self) -> float:

@@ -84,7 +84,7 @@ def fit_steps(
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return resumed, saved, None
     cost = measure_cost(config, splits.train, context)
-    eval_seconds = cost.evaluate(config.model)
+    eval_seconds = cost.forward(config.model)
     train_seconds = config.batch_size * cost.train(config.model)
     val_images = 0 if splits.val is splits.test else len(splits.val)
     test_seconds = (len(splits.test) + val_images) * eval_seconds  # with the last evaluation

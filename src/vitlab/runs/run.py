@@ -3,6 +3,7 @@
 `TrainingRun` is one run: of `pretrain`, of `vtab`, or of a job of `finetuning`.
 """
 
+import copy
 import functools
 import json
 import time
@@ -38,6 +39,7 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
 from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
+from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import SPEED, Workdir
 from vitlab.weights import save_model
 
@@ -215,8 +217,12 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptio
 
 
 def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
-    """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
-    options = evaluation_options(config, device_of(model))
+    """An Evaluation, or a MaskedEvaluation, of the model in the precision of training (`frozen_dtype`); images are
+    prepared as `config` says."""
+    device = device_of(model)
+    options = evaluation_options(config, device)
+    if (dtype := frozen_dtype(config.precision, device)) != torch.float32:
+        model = copy.deepcopy(model).to(dtype)
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.config import TrainConfig
 from vitlab.display import format_rate
@@ -49,10 +49,8 @@ class StepCost:
     """Images that go through the model at once."""
     train_seconds: float
     """Seconds per image of training: forward and backward pass. Infinite if not known."""
-    eval_seconds: float
-    """Measured seconds per image of a forward pass in float32, as in evaluation."""
-    feature_seconds: float
-    """Measured seconds per image of a forward pass in the precision of training (`frozen_dtype`)."""
+    forward_seconds: float
+    """Measured seconds per image of a forward pass in the precision of training (`frozen_dtype`), as in evaluation."""
     memory: int
     """Bytes of a training step, by `memory.rank_bytes`."""
     free: int | None
@@ -145,10 +143,10 @@ def measure_step(
     train_seconds = None
     if train or not on_cpu:
         size, train_seconds = _try_training(config, model, device, size, rank_batch, sharded)
-    eval_seconds, feature_seconds = _time_forward_passes(config, model, device, size)
+    forward_seconds = _time_forward(config, model, device, size)
     if train_seconds is None:
-        train_seconds = TRAIN_RATIO * feature_seconds
-    return StepCost(size, train_seconds, eval_seconds, feature_seconds, step_bytes(size), free)
+        train_seconds = TRAIN_RATIO * forward_seconds
+    return StepCost(size, train_seconds, forward_seconds, step_bytes(size), free)
 
 
 def _try_training(
@@ -195,21 +193,14 @@ def time_training(config: TrainConfig, model: nn.Module, device: torch.device, c
     return (seconds - update) / count + update / rank_batch
 
 
-def _time_forward_passes(config: TrainConfig, model: nn.Module, device: torch.device, size: int) -> tuple[float, float]:
-    """Seconds per image of a forward pass of up to `size` images: in float32, and in the precision of training."""
+def _time_forward(config: TrainConfig, model: nn.Module, device: torch.device, size: int) -> float:
+    """Seconds per image of a forward pass of up to `size` images: the mean of two, after a warm-up."""
     if device.type == "cpu":  # an eighth of the work of the training step that is timed
         size = min(size, math.ceil(SAMPLE_FLOPS / 8 / (2 * config.model.forward_macs)))
     images = torch.zeros(size, 3, *config.model.image_hw, device=device)
-    dtype = frozen_dtype(config.precision, device)
-    in_float32 = _time_forward(model, images, torch.float32)
-    return in_float32, in_float32 if dtype == torch.float32 else _time_forward(model, images, dtype)
-
-
-def _time_forward(model: nn.Module, images: Tensor, dtype: torch.dtype) -> float:
-    """Seconds per image of a forward pass in `dtype`: the mean of two, after a warm-up."""
-    forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device, dtype).eval()
+    forward = copy.deepcopy(getattr(model, "vit", model)).to(device, frozen_dtype(config.precision, device)).eval()
     with torch.inference_mode():
-        _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(3))
+        _, *seconds = (_timed(lambda: forward(images), device) for _ in range(3))
     return statistics.fmean(seconds) / len(images)
 
 
