@@ -60,6 +60,16 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # or libraries report what nobody has released
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _same_on_every_machine() -> Iterator[None]:
+    """`auto` is float32, also on processors that are faster in bfloat16: a test that wants it asks for it."""
+    from vitlab.train import precision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "cpu_is_faster_in_bfloat16", lambda: False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _checked_types() -> None:
     from type_checks import check_again

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from PIL import Image
 from vitlab.data import loader
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError, Levels
-from vitlab.data.loader import Batch, epoch_order, eval_batches, num_workers, train_batches
+from vitlab.data.loader import Batch, compute_ahead, epoch_order, eval_batches, num_workers, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.rng import Stream, example_uniforms
@@ -259,3 +260,51 @@ def test_draws_depend_on_seed_epoch_and_index_alone(on_disk: Dataset) -> None:
     evaluated = next(eval_batches(data, EVAL, batch_size=5, num_uniforms=10))  # those of seed 0 and epoch 0
     expected = example_uniforms(0, np.zeros(5, np.int64), np.arange(5), 10, Stream.EXAMPLE_DRAWS)
     np.testing.assert_array_equal(evaluated.uniforms, expected)
+
+
+def test_values_are_computed_ahead_by_a_thread() -> None:
+    """In order, at most so many ahead; an error comes in its place; the thread ends with the generator."""
+    taken, threads = [], set[str]()
+
+    def square(number: int) -> int:
+        threads.add(threading.current_thread().name)
+        if number == 6:
+            raise ValueError("six")
+        return number**2
+
+    def keys() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    values = compute_ahead(square, keys(), 2)
+    assert [next(values) for _ in range(3)] == [0, 1, 4]
+    assert taken == [0, 1, 2, 3, 4]
+    assert [next(values) for _ in range(3)] == [9, 16, 25]
+    with pytest.raises(ValueError, match="six"):
+        next(values)
+    values = compute_ahead(square, keys(), 3)
+    assert next(values) == 0
+    values.close()
+    assert threads == {"vitlab-read_0"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-read")]
+    assert list(compute_ahead(lambda _: threading.current_thread().name, range(2), 0)) == ["MainThread"] * 2
+
+
+@pytest.mark.parametrize(
+    ("transform", "thread"),
+    [(TRAIN, "vitlab-read_0"), (EVAL, "vitlab-read_0"), (TrainTransform(8, randaugment_layers=1), "MainThread")],
+)
+def test_files_are_read_while_the_model_computes(
+    transform: Any, thread: str, on_disk: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But with RandAugment in the main thread: it sets the generator from which dropout draws."""
+    names = set[str]()
+
+    def read(chunks: Any, *args: Any, method: Any = loader._ChunkDataset._read) -> Any:
+        names.add(threading.current_thread().name)
+        return method(chunks, *args)
+
+    monkeypatch.setattr(loader._ChunkDataset, "_read", read)
+    join(eval_batches(on_disk, transform, batch_size=4, on_error="skip"))
+    assert names == {thread}

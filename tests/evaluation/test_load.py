@@ -15,6 +15,7 @@ import torch
 from image_files import put, write_images
 from torch import nn
 
+from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
@@ -29,10 +30,12 @@ from vitlab.evaluation.load import (
     load_train_and_test,
     match_classes,
 )
-from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions, SplitOptions
+from vitlab.evaluation.options import FEWSHOT_DEFAULTS, EvalOptions, LoaderOptions, ModelOptions, SplitOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import Model, build_model
+from vitlab.runs.run import evaluate_split
+from vitlab.train import precision
 from vitlab.train.compile_cache import cpp_compiler
 from vitlab.train.precision import choose_device
 from vitlab.weights import load_metadata, load_model, save_model
@@ -74,6 +77,24 @@ def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
         assert torch.equal(expected, model(images))
     error = ((logits - expected).square().mean() / expected.square().mean()).sqrt()
     assert 1e-4 < error < 0.03
+
+
+def test_auto_is_the_faster_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an evaluation, of predictions and of a run's own tests; few-shot accuracies stay in float32."""
+    model = saved_model("ViT", tmp_path)
+    config = TrainConfig(model=model.config, data=DataConfig("digits"), steps=1, batch_size=8)
+    digits = load_dataset("digits", "test").take(np.arange(20))
+    digits = dataclasses.replace(digits, classes=digits.classes[: model.config.num_classes], labels=digits.labels * 0)
+
+    def types() -> set[Any]:
+        loaded = load_for_evaluation(tmp_path / "model", ModelOptions(device="cpu")).model
+        return {next(loaded.parameters()).dtype, getattr(torch, evaluate_split(config, model, digits).computed_in)}
+
+    assert types() == {torch.float32}
+    monkeypatch.setattr(precision, "cpu_is_faster_in_bfloat16", lambda: True)
+    assert types() == {torch.bfloat16}
+    assert next(model.parameters()).dtype == torch.float32  # a copy was rounded
+    assert FEWSHOT_DEFAULTS.precision == "float32"
 
 
 COMPILED = """

@@ -87,6 +87,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "_product_seconds", seconds)
+    monkeypatch.setattr(module, "cpu_is_faster_in_bfloat16", cpu_is_faster_in_bfloat16)  # not the stand-in of all tests
     cpu_is_faster_in_bfloat16.cache_clear()
     yield products
     cpu_is_faster_in_bfloat16.cache_clear()

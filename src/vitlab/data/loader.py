@@ -6,6 +6,7 @@ ranks. Images in files are read by workers in chunks of at most `CHUNK`, which a
 share a large batch.
 """
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -14,9 +15,10 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +37,8 @@ from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
 
+K = TypeVar("K")
+V = TypeVar("V")
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 MAX_WORKERS = 16
 SHARED_MEMORY = Path("/dev/shm")  # workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB
@@ -170,6 +174,11 @@ class _ChunkDataset:
     seed: int
     pixels: Tensor | None  # the dataset's, on the device
 
+    @property
+    def draws_globally(self) -> bool:
+        """Whether chunks set torch's global generator, from which the model draws in the main thread."""
+        return isinstance(self.transform, TrainTransform) and self.transform.randaugment_layers > 0
+
     def __getitem__(self, chunk: _ChunkIndices) -> _Chunk:
         """The images are transformed together. If one turns out unreadable, the others are loaded again without it."""
         failures = dict(self.dataset.failures)
@@ -244,7 +253,10 @@ class _BatchLoader:
             for epochs, indices in batches
             for i in range(0, len(indices), step)
         )
-        chunks = _from_workers(reader, keys, size, workers) if workers else (reader[key] for key in keys)
+        if workers:
+            chunks = _from_workers(reader, keys, size, workers)
+        else:
+            chunks = compute_ahead(reader.__getitem__, keys, 0 if pixels is not None or reader.draws_globally else 1)
         logged = set[str]()
         batch = list[_Chunk]()
         with contextlib.closing(chunks):  # so that workers end with the iterator, not when an error is forgotten
@@ -291,6 +303,26 @@ class _BatchLoader:
         compute_stream.wait_stream(self.copy_stream)
         images.record_stream(compute_stream)
         return images
+
+
+def compute_ahead(function: Callable[[K], V], keys: Iterable[K], count: int) -> Generator[V, None, None]:
+    """The values of `function` for each of `keys`, in order. A thread computes the next `count`, while the caller works
+    on the last one: Pillow, libjpeg-turbo and torch release the interpreter."""
+    if not count:
+        yield from map(function, keys)
+        return
+    pending = collections.deque[Future[V]]()
+    with ThreadPoolExecutor(1, "vitlab-read") as thread:
+        try:
+            for key in keys:
+                pending.append(thread.submit(function, key))
+                if len(pending) > count:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for value in pending:
+                value.cancel()
 
 
 def _from_workers(

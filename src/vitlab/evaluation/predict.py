@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.data.decode import ImageError
+from vitlab.data.loader import compute_ahead
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import computed_in, device_of, load_for_evaluation
@@ -106,14 +107,22 @@ def predict(
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
     predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds)
     transform = EvalTransform(loaded.model.config.image_hw, loaded.preprocessing)
-    batch: list[tuple[str, Tensor]] = []
-    for path, image in images:
+
+    def read(named: tuple[str, ImageSource | UserError]) -> tuple[str, Tensor | ImageError]:
+        path, image = named
         try:
-            batch.append((path, transform.apply([read_image(image, path, loaded.preprocessing.range)])))
+            return path, transform.apply([read_image(image, path, loaded.preprocessing.range)])
         except ImageError as error:
+            return path, error
+
+    batch: list[tuple[str, Tensor]] = []
+    for path, image in compute_ahead(read, images, BATCH_SIZE if isinstance(images, list) else 0):
+        if isinstance(image, Tensor):
+            batch.append((path, image))
+        else:
             yield from predict_batch(batch)  # the images before it
             batch = []
-            yield Prediction(path, error=error.reason)
+            yield Prediction(path, error=image.reason)
         if len(batch) == BATCH_SIZE:
             yield from predict_batch(batch)
             batch = []

@@ -24,7 +24,7 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class ImageCost:
-    """Wall-clock seconds per image across all ranks. On a GPU, reading overlaps with evaluation and training."""
+    """Wall-clock seconds per image across all ranks."""
 
     step: StepCost
     macs: int
@@ -36,7 +36,7 @@ class ImageCost:
     workers: int = 0
     """Loader workers of each rank; 0 on a CPU, where they would compete for cores."""
     cores: int = 1
-    """CPU cores for images that are only decoded."""
+    """CPU cores of this machine."""
 
     def train(self, model: ModelConfig) -> float:
         """Forward and backward pass; infinite if not known."""
@@ -53,8 +53,10 @@ class ImageCost:
 
     def _per_image(self, compute: float, model: ModelConfig) -> float:
         compute *= model.forward_macs / self.macs
-        seconds = max(compute, self.decode / self.workers) if self.workers else compute + self.decode
-        return seconds / self.processes
+        if self.workers:
+            return max(compute, self.decode / self.workers) / self.processes
+        cores = max(self.cores // self.processes, 1)  # a thread reads ahead on the cores that compute
+        return max(compute + self.decode / cores, self.decode) / self.processes
 
 
 def measure_cost(config: TrainConfig, dataset: Dataset, context: RunContext, train: bool = True) -> ImageCost:
