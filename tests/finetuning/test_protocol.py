@@ -323,7 +323,7 @@ def test_a_rate_that_diverges_is_not_chosen(
     done = tune(workdir, config, tmp_path / "out", log=log.append)
     assert done.result["sweep"][1] == {"learning_rate": rates[1], "accuracy": None}
     assert done.result["learning_rate"] == 0.1
-    assert log[-1] == f"learning rate {rates[1]:g}: diverged"
+    assert f"learning rate {rates[1]:g}: diverged" in log
     assert any("not finite at step" in line for line in log) == (cause == "training")
     (tmp_path / "out" / "result.json").unlink()
     trained, _ = record_calls(monkeypatch)

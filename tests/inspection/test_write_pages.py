@@ -38,7 +38,7 @@ RESNET = ResNetConfig(image_size=16, body=ResNetBody((1, 1), width=32, version="
 @pytest.fixture(autouse=True)
 def _few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_section, "MAX_SHOWN", 2)
-    monkeypatch.setattr(write_pages, "DISTANCE_IMAGES", 8)
+    monkeypatch.setattr(write_pages, "DISTANCE_IMAGES", {"whole": 8, "short": 8})
 
 
 @pytest.fixture

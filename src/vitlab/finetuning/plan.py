@@ -43,7 +43,7 @@ MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, as a fraction of the size for the least-squares head alone."""
 MAX_HEAD_FRACTION = 0.5
 """Largest fraction of the time for the least-squares head, if fine-tuning follows."""
-REPORT_FRACTION = 0.2
+REPORT_FRACTION = 0.15
 """Largest fraction of a budget for the report."""
 VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""

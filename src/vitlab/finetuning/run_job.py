@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from vitlab.config import TrainConfig
+from vitlab.evaluation.result import headline
 from vitlab.finetuning.head import fit_head
 from vitlab.finetuning.job import FinetuneJob
 from vitlab.finetuning.scores import (
@@ -46,6 +47,8 @@ def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool])
             job.clock.open(folder)
             folder.truncate_logs(-1)  # one line per finished run, the same at every start
             folder.write_result(_choose_and_test(_with_saved_microbatch(job, folder), folder))
+        test = folder.read_result()["test"]
+        job.log(f"test: {headline(test)} ({test['images']:,} images)")  # the report takes a while
         folder.write_report(make_report)
         return folder.read_result()
 

@@ -21,7 +21,7 @@ REPORT_TEXT = {
     "short": "one page, without near-duplicates and files of the figures",
     "none": "left out",
 }
-REPORT_IMAGES = 200
+REPORT_IMAGES = {"whole": 200, "short": 104}
 """Images that pass through the model for a report."""
 
 
@@ -96,7 +96,7 @@ class Plan:
         """Seconds of a report of this kind."""
         if kind == "none":
             return 0.0
-        seen = REPORT_IMAGES * self.cost.forward(self.config.model) * self.cost.processes
+        seen = REPORT_IMAGES[kind] * self.cost.forward(self.config.model) * self.cost.processes
         compared = 0.0
         if kind == "whole" and sum(self.images) <= MAX_COMPARED:
             compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)

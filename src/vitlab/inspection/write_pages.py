@@ -39,8 +39,8 @@ from vitlab.weights import class_names, load_checkpoint, load_metadata
 from vitlab.weights.folder import README
 from vitlab.weights.model_card import model_card
 
-DISTANCE_IMAGES = 128
-"""Test images of a run over which attention distances are averaged, as in App. D.7."""
+DISTANCE_IMAGES = {"whole": 128, "short": 32}
+"""Test images of a run over which attention distances are averaged: as in App. D.7, or in a short page."""
 NOTED_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, TypeError, ValueError),
@@ -70,7 +70,8 @@ def inspect_checkpoint(
     are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
     embeddings. The page of a run begins with its training, its test and its images; a ResNet's page has only these.
-    log: receives how images are preprocessed. short: leaves out the near-duplicates and the files of the figures.
+    log: receives how images are preprocessed. short: leaves out the near-duplicates and the files of the figures, and
+    takes fewer images of a run for the attention distances.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
@@ -87,7 +88,11 @@ def inspect_checkpoint(
     inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
-        images = list(find_images(sources)) if sources else _test_images(runs, shown)
+        images = (
+            list(find_images(sources))
+            if sources
+            else _test_images(runs, max(shown, DISTANCE_IMAGES["short" if short else "whole"]), shown)
+        )
         if images:
             log(f"images: {preprocessing.describe()}")
             reader = _Reader(images, EvalTransform(model.config.image_hw, preprocessing), shown)
@@ -120,8 +125,8 @@ def _check_out(out: Path) -> None:
         raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
-def _test_images(runs: Sequence[Run], shown: int) -> list[NamedImage]:
-    """Up to DISTANCE_IMAGES test images of the first run, named with their class: one of each class first.
+def _test_images(runs: Sequence[Run], count: int, shown: int) -> list[NamedImage]:
+    """Up to `count` test images of the first run, named with their class: one of each class first, up to `shown`.
 
     Empty without a run, or where its data set is missing, which its section of the page says.
     """
@@ -131,7 +136,7 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[NamedImage]:
     first = run.one_per_class(shown)
     rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
     try:
-        images = run.images(np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)])
+        images = run.images(np.concatenate([first, rest])[:count])
     except ValueError:
         return []
     return [(f"{run.names[row]}, {run.label(row)}", image) for row, image in images.items()]
