@@ -8,10 +8,12 @@ from program import without_torch
 def test_inputs_are_checked_before_torch_is_imported(run: Path) -> None:
     """Checkpoints, data sets, columns of tables and images: each error names what was given and what to give."""
     Path("table.csv").write_text("photo,label\na.png,cat\n")
+    Path("empty").mkdir()
     found = {
         "finetune nothing-here": "there is no file or folder nothing-here; give a Google .npz",
         "finetune table.csv --dataset digits": "table.csv is not a checkpoint",
         f"finetune {run} --dataset csv:table.csv": "has the columns photo, label; none of them is named as a column of",
+        f"finetune {run} --dataset folder:empty": "empty has no class folders",
         f"finetune {run} --dataset digits --budget soon": "'soon' is not a time",
         "predict missing x.jpg": "there is no file or folder missing",
         f"predict {run} x.jpg": "there is no file or folder x.jpg",

@@ -1,6 +1,7 @@
 """What is wrong with the arguments of a command, found before torch is imported, which takes seconds."""
 
 import glob
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ def check_inputs(
     checkpoint: str | None, *datasets: str | None, root: str | None = None, images: Iterable[str] = ()
 ) -> None:
     """Raises UserError for a checkpoint, data set, table or image that is missing or invalid; None passes."""
+    from vitlab.data.folder import folder_splits
     from vitlab.data.registry import check_source
     from vitlab.data.table_file import choose_columns, read_table
     from vitlab.weights.detect import find_checkpoint
@@ -23,9 +25,12 @@ def check_inputs(
         find_checkpoint(checkpoint)
     for name in filter(None, datasets):
         check_source(name, root)
-        if name.startswith("csv:"):
-            table = Path(root or "").expanduser() / Path(name.removeprefix("csv:")).expanduser()
-            choose_columns(*read_table(table), quoted(str(table)))
+        kind, _, path = name.partition(":")
+        place = Path(root or "").expanduser() / Path(path).expanduser()
+        if kind == "csv":
+            choose_columns(*read_table(place), quoted(str(place)))
+        elif kind == "folder" and not any(itertools.chain(place.glob("metadata.*"), place.glob("*/metadata.*"))):
+            folder_splits(place, name)
     for image in images:
         if not ("://" in image or os.path.lexists(image) or glob.has_magic(image)):
             raise UserError(f"there is no file or folder {quoted(image)}; give images, folders or a pattern in quotes.")
