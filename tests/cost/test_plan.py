@@ -68,6 +68,25 @@ def test_core_days_of_table_2() -> None:
 
 
 @pytest.mark.usefixtures("_no_counting")
+def test_what_devices_need_not_to_wait() -> None:
+    """By hand: a ring of four sends 1.5 times 4 bytes of each gradient in 2/3 of a step."""
+    config = PRETRAIN["jft"]("ViT-B/16")
+    cost = on_h100(config, count=4, price=2.0)
+    step = 3600 * cost["hours"] / cost["steps"]
+    parameters = cost["model"]["parameters"]
+    assert cost["needs"]["exchange_bytes_per_s"] == pytest.approx(1.5 * 4 * parameters / (2 / 3 * step))
+    assert cost["needs"]["cores"] == pytest.approx(config.batch_size / step / 4 / 873)
+    assert cost["needs"]["checkpoint_bytes_per_s"] == pytest.approx(cost["checkpoint_bytes"] / (1000 * step))
+    assert cost["price"] == pytest.approx(2 * cost["device_hours"])
+    assert {"network", "price"} <= {line.split()[0] for line in format_estimate(cost).splitlines() if line}
+    alone = on_h100(config)
+    assert (alone["needs"]["exchange_bytes_per_s"], alone["price"]) == (0, None)
+    assert not {"network", "price"} & {line.split()[0] for line in format_estimate(alone).splitlines() if line}
+    with pytest.raises(ValueError, match="price is -1"):
+        on_h100(config, price=-1.0)
+
+
+@pytest.mark.usefixtures("_no_counting")
 def test_finetuning_counts_with_its_search() -> None:
     """Four learning rates and a final run of 10,000 steps; the head has 10 classes."""
     config = FINETUNE["cifar10"]()

@@ -159,6 +159,8 @@ class Plan:
     """Images of the training split; required if `vitlab list datasets` does not give it."""
     image_kb: float = 110.0
     """Size of a stored image in kB; 110 is a photo of 500 x 375 pixels as JPEG."""
+    price: float | None = None
+    """Price of an hour of one device, in any currency."""
     json: Json = False
 
     def run(self) -> int:
@@ -174,6 +176,7 @@ class Plan:
             model_name=self.model_name,
             examples=self.examples,
             image_kb=self.image_kb,
+            price=self.price,
         )
         print_result(cost, self.json, format_estimate(cost))
         return 0

@@ -36,6 +36,10 @@ TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pr
 """Recipe, model, and the TPUv3-core-days that Table 2 prints (a chip has two cores)."""
 SECONDS, ROUNDS = 1.0, 3
 """Of a measurement on this machine: the time of one round, and their number."""
+READ_PER_CORE = 873.0
+"""Images/s that a core reads and crops to 224 pixels, of photos of about 260 (docs/records/speed.md, Loader)."""
+BACKWARD = 2 / 3
+"""Fraction of a step in which gradients can be exchanged while the next ones are computed."""
 MAX_IMAGES, MAX_CPU_STEP_FLOPS = 128, 1e12
 """Largest batch of such a measurement, and on a CPU most work of a step: about a second."""
 
@@ -50,20 +54,27 @@ def estimate(
     model_name: str | None = None,
     examples: int | None = None,
     image_kb: float = 110.0,
+    price: float | None = None,
 ) -> dict[str, Any]:
     """The cost of a run as data for JSON: sizes in bytes, `tflops` of one device, `tpuv3_core_days` from `core_days`,
     the memory of a process from `_rank_memory`. `examples` and `epochs` are None if the number of images is unknown,
-    `mfu` is None on a CPU. Raises UserError for invalid arguments.
+    `mfu` is None on a CPU, `price` without a price. In `needs` is what must be delivered so that devices do not wait:
+    `exchange_bytes_per_s` in each direction of a process (a ring sends every gradient twice, and DDP hides it behind
+    the backward pass), `cores` that read the images of a process, `checkpoint_bytes_per_s`. Raises UserError for
+    invalid arguments.
 
     device: one of DEVICES, or `cpu`, a machine like this one.
     count: processes, each with one device.
     mfu: a fraction of the device's peak in bfloat16, or `measured`; None is DEFAULT_MFU.
     examples: images of train, if the registry does not know them.
+    price: of an hour of one device.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
+    if price is not None and not 0 < price < math.inf:
+        raise UserError(f"price is {price}; give the price of an hour of one device, more than 0.")
     examples = _train_examples(config, examples)
     config = _for_images(config, examples, device, open_settings)
     if count < 1 or config.batch_size % count:
@@ -77,6 +88,12 @@ def estimate(
     images_per_s = steps * config.batch_size / seconds
     parameters = weight_counts(config.model, config.masking).total
     numbers_per_weight = 1 + state_per_weight(config.optim) + bool(config.average_decay)
+    checkpoint_bytes = 4 * numbers_per_weight * parameters
+    needs = {
+        "exchange_bytes_per_s": 2 * (count - 1) / count * 4 * parameters * steps / (BACKWARD * seconds),
+        "cores": images_per_s / count / READ_PER_CORE,
+        "checkpoint_bytes_per_s": checkpoint_bytes * steps / config.checkpoint_every / seconds,
+    }
     return {
         "model": {"name": model_name, "parameters": parameters, "forward_macs": config.model.forward_macs},
         "data": config.data.name,
@@ -96,7 +113,9 @@ def estimate(
         "images_per_s": images_per_s,
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
-        "checkpoint_bytes": 4 * numbers_per_weight * parameters,
+        "checkpoint_bytes": checkpoint_bytes,
+        "needs": needs,
+        "price": None if price is None else price * count * seconds / 3600,
         **rank,
     }
 
@@ -218,7 +237,7 @@ def _rank_memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]
 
 def format_estimate(cost: Mapping[str, Any]) -> str:
     """The estimate as text: what it costs, the memory of a process, and what would fit."""
-    model, days = cost["model"], cost["tpuv3_core_days"]
+    model, days, needs = cost["model"], cost["tpuv3_core_days"], cost["needs"]
     length = "" if cost["epochs"] is None else f" = {cost['epochs']:.3g} epochs of {cost['examples']:,} images"
     of_peak = f"MFU {cost['mfu']:.1%} of the bfloat16 peak, " if cost["mfu"] else ""
     printed = "" if days["printed"] is None else f"; Table 2 prints {days['printed']:,}"
@@ -234,8 +253,16 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
         f"Table 2{printed}",
         "data": f"{_four_digits(cost['images_per_s'])} images/s; {_four_digits(cost['bytes_per_s'] / 1e6)} MB/s at "
         f"{cost['image_kb']:g} kB per image",
-        "checkpoint": f"{_four_digits(cost['checkpoint_bytes'] / 2**20)} MiB",
+        "readers": f"{needs['cores']:.1f} cores for each process, at {READ_PER_CORE:g} photos/s and core",
+        "network": f"{needs['exchange_bytes_per_s'] / 1e9:.3g} GB/s in and out of each process, to exchange gradients "
+        "during the backward pass",
+        "checkpoint": f"{_four_digits(cost['checkpoint_bytes'] / 2**20)} MiB; "
+        f"{_four_digits(needs['checkpoint_bytes_per_s'] / 1e6)} MB/s",
     }
+    if cost["count"] == 1:
+        del lines["network"]
+    if cost["price"] is not None:
+        lines["price"] = _four_digits(cost["price"])
     recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
     header = (
         f"memory of a process ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
