@@ -36,7 +36,8 @@ def eq1(vit: Any, images: Tensor) -> Iterator[Step]:
     yield "E", E
     embeddings = patches @ E + vit.embedding.bias
     yield "x_p E", embeddings
-    tokens = torch.cat([vit.cls.expand(len(images), 1, D), embeddings], dim=1)
+    cls = vit.cls.expand(len(images), 1, D)
+    tokens = torch.cat([cls, embeddings], dim=1)
     yield "z_0", tokens + vit.position.table
     yield MODEL, _input_of(vit, images, "blocks.0")
 
@@ -57,10 +58,11 @@ def eq3(vit: Any, images: Tensor) -> Iterator[Step]:
     block = _first_block(vit)
     z = _input_of(vit, images, "blocks.0.norm2")
     yield "z'_1", z
-    first = layer_norm(z, block.norm2) @ block.mlp.fc1.weight.T + block.mlp.fc1.bias
+    fc1, fc2 = block.mlp.fc1, block.mlp.fc2
+    first = layer_norm(z, block.norm2) @ fc1.weight.T + fc1.bias
     hidden = activate(first, vit.config.variant)  # GELU
     yield "hidden", hidden
-    yield "z_1", hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias + z
+    yield "z_1", hidden @ fc2.weight.T + fc2.bias + z
     yield MODEL, _output_of(vit, images, "blocks.0")
 
 
@@ -75,12 +77,13 @@ def eq4(vit: Any, images: Tensor) -> Iterator[Step]:
 
 def eq5(vit: Any, images: Tensor) -> Iterator[Step]:
     """[q, k, v] = z U_qkv"""
-    z, msa = _input_of(vit, images, "blocks.0.attention"), _first_block(vit).attention
+    msa = _first_block(vit).attention
+    z = _input_of(vit, images, "blocks.0.attention")
     yield "z", z
     U_qkv = msa.qkv.weight.T
     yield "U_qkv", U_qkv
-    qkv = (z @ U_qkv + msa.qkv.bias).unflatten(2, (3, msa.heads, -1)).permute(2, 0, 3, 1, 4)
-    yield "q, k, v", qkv
+    qkv = (z @ U_qkv + msa.qkv.bias).unflatten(2, (3, msa.heads, -1))
+    yield "q, k, v", qkv.permute(2, 0, 3, 1, 4)
     yield MODEL, torch.stack(msa.project(z))
 
 
@@ -110,7 +113,8 @@ def eq8(vit: Any, images: Tensor) -> Iterator[Step]:
     yield "SA_1 ... SA_k", heads
     U_msa = msa.out.weight.T
     yield "U_msa", U_msa
-    yield "MSA(z)", torch.cat(heads.unbind(1), dim=-1) @ U_msa + msa.out.bias
+    joined = torch.cat(heads.unbind(1), dim=-1)
+    yield "MSA(z)", joined @ U_msa + msa.out.bias
     yield MODEL, _output_of(vit, images, "blocks.0.attention")
 
 
