@@ -28,7 +28,6 @@ sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # pytest's workers have one, and tables would be as narrow
 
 
-
 def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
     """The source of a class is searched once: tyro searches that of each class of settings at each call."""
     found: dict[tuple[str, str], str | OSError] = {}
