@@ -50,6 +50,9 @@ def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 inspect.getsource = _read_once(inspect.getsource)
+os.fsync = lambda _: (
+    None
+)  # thousands of times to wait for a disk; a killed process loses nothing of what it has written
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""
@@ -92,6 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or libraries report what nobody has released
+
+
+@pytest.fixture(autouse=True)
+def _digits_read_once() -> None:
+    """Once scikit-learn is imported: its digits are read from a file of text, and hundreds of tests load them."""
+    if (datasets := sys.modules.get("sklearn.datasets")) and not hasattr(datasets.load_digits, "cache_info"):
+        datasets.load_digits = functools.cache(datasets.load_digits)
 
 
 @pytest.fixture(autouse=True)
