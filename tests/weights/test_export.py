@@ -1,8 +1,10 @@
 """Exported files, read by what others read them with: onnxruntime, and torch without our classes."""
 
 import dataclasses
+import functools
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,16 @@ from vitlab.weights import ParityError, export, load_checkpoint, load_model, sav
 from vitlab.weights.export import SUFFIX, export_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators_listed_once() -> Iterator[None]:
+    """torch.onnx.export lists its operators, for a second, at each call."""
+    from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
+        yield
 
 
 def vit(**settings: Any) -> ViTConfig:
