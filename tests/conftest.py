@@ -30,7 +30,7 @@ os.environ.pop("COLUMNS", None)  # pytest's workers have one, and tables would b
 
 def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
     """The source of a class is searched once: tyro searches that of each class of settings at each call."""
-    found: dict[tuple[str, str], str | OSError] = {}
+    found: dict[tuple[str, str], str | None] = {}
 
     @functools.wraps(get_source)
     def get(what: Any) -> str:
@@ -40,19 +40,18 @@ def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
         if name not in found:
             try:
                 found[name] = get_source(what)
-            except OSError as error:  # of a class that was made from others there is none
-                found[name] = error
-        if isinstance(source := found[name], OSError):
-            raise source
+            except OSError:  # of a class that was made from others there is none
+                found[name] = None
+        if (source := found[name]) is None:
+            raise OSError(f"{what} has no source")
         return source
 
     return get
 
 
 inspect.getsource = _read_once(inspect.getsource)
-os.fsync = lambda _: (
-    None
-)  # thousands of times to wait for a disk; a killed process loses nothing of what it has written
+# Thousands of waits for a disk; what a process has written stays when it is killed.
+os.fsync = lambda _: None
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""
@@ -103,7 +102,8 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def _digits_read_once() -> None:
     """Once scikit-learn is imported: its digits are read from a file of text, and hundreds of tests load them."""
-    if (datasets := sys.modules.get("sklearn.datasets")) and not hasattr(datasets.load_digits, "cache_info"):
+    datasets: Any = sys.modules.get("sklearn.datasets")
+    if datasets and not hasattr(datasets.load_digits, "cache_info"):
         datasets.load_digits = functools.cache(datasets.load_digits)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import json
 import zipfile
 from collections.abc import Iterator
@@ -33,10 +34,9 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cann
 @pytest.fixture(autouse=True, scope="module")
 def _operators_listed_once() -> Iterator[None]:
     """torch.onnx.export lists its operators, for a second, at each call."""
-    from torch.onnx._internal.exporter._registration import onnxscript_apis
-
+    apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
+        patch.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
         yield
 
 
