@@ -1,6 +1,8 @@
 """Fixtures of all tests: shapes and types checked at each call, fixed seeds, the folder of shared files."""
 
+import functools
 import gc
+import inspect
 import multiprocessing
 import os
 import random
@@ -12,12 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
-import numpy as np
 import pytest
-import torch
-from hypothesis import settings
 from jaxtyping import install_import_hook
-from PIL import Image
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "studies")]  # for `program`, `small_study`
 
@@ -29,15 +27,34 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # pytest's workers have one, and tables would be as narrow
 
+
+def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
+    """The source of a class is searched once: tyro searches that of each class of settings at each call."""
+    found: dict[tuple[str, str], str | None] = {}
+
+    @functools.wraps(get_source)
+    def get(what: Any) -> str:
+        if not inspect.isclass(what) or "<locals>" in what.__qualname__:
+            return get_source(what)
+        name = (what.__module__, what.__qualname__)
+        if name not in found:
+            try:
+                found[name] = get_source(what)
+            except OSError:  # of a class that was made from others there is none
+                found[name] = None
+        if (source := found[name]) is None:
+            raise OSError(f"{what} has no source")
+        return source
+
+    return get
+
+
+inspect.getsource = _read_once(inspect.getsource)
+# Thousands of waits for a disk; what a process has written stays when it is killed.
+os.fsync = lambda _: None
+
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""
-
-torch.set_num_threads(1)  # small models gain nothing from more, and sums come out in the same order everywhere
-# The first backward pass of a process decides which threads autograd has. After a FakeTensorMode (torch.compile, meta
-# models) there would be eight, for devices that do not exist, and no process forked later (`in_ranks`) could train.
-torch.ones((), requires_grad=True).backward()
-settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("vitlab")
 
 
 LONGEST = (
@@ -45,6 +62,28 @@ LONGEST = (
     *("runs", "test_bombs", "commands"),
 )
 """Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
+
+
+@functools.cache
+def prepare_libraries() -> None:
+    import torch
+    from hypothesis import settings
+
+    torch.set_num_threads(1)  # small models gain nothing from more, and sums come out in the same order everywhere
+    # The first backward pass of a process decides which threads autograd has. After a FakeTensorMode (torch.compile,
+    # meta models) there would be eight, for devices that do not exist, and no process forked later (`in_ranks`) could
+    # train.
+    torch.ones((), requires_grad=True).backward()
+    if not torch.cuda.is_available():
+        # Else each test and each step of a training writes down its stack three times, for devices that may come.
+        torch.manual_seed = torch.default_generator.manual_seed
+    settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("vitlab")
+
+
+def pytest_collectstart() -> None:
+    """Only in processes that run tests: the one that hands them out needs no libraries."""
+    prepare_libraries()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,6 +110,14 @@ def _same_on_every_machine() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _digits_read_once() -> None:
+    """Once scikit-learn is imported: its digits are read from a file of text, and hundreds of tests load them."""
+    datasets: Any = sys.modules.get("sklearn.datasets")
+    if datasets and not hasattr(datasets.load_digits, "cache_info"):
+        datasets.load_digits = functools.cache(datasets.load_digits)
+
+
+@pytest.fixture(autouse=True)
 def _checked_types() -> None:
     from type_checks import check_again
 
@@ -79,6 +126,9 @@ def _checked_types() -> None:
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from it)
     torch.manual_seed(0)
@@ -156,6 +206,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """A digit, in a file."""
+    from PIL import Image
+
     from vitlab.data.registry import load_dataset
 
     path = tmp_path / "one.png"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from program import SMALL, call
 
 from vitlab.cli import main
@@ -253,8 +255,13 @@ def test_several_processes_train(
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_process_of_torchrun_is_killed() -> None:
+    for split, name, i in itertools.product(("train", "test"), "012", range(8)):  # digits need scikit-learn, twice
+        path = Path("photos", split, name, f"{i}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * i, 80 * int(name), 0)).save(path)
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
     command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "2"]
+    command += ["--dataset", "folder:photos"]
     with Path("message.txt").open("wb") as message:
         started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=message)
     log, children = Path("run/metrics.jsonl"), Path(f"/proc/{started.pid}/task/{started.pid}/children")

@@ -25,6 +25,9 @@ def when_called(function: Callable[..., Any]) -> Callable[..., Any]:
     def check(*args: Any, **kwargs: Any) -> Any:
         nonlocal checked
         if checked is None:
+            if (result := function.__annotations__.get("return", Any)) is not Any:
+                # The checker of a result, which would check the arguments again. Their shapes are known from the first.
+                function.__annotations__ = {"return": result}
             checked = beartype(function)
         _calls[name] += 1
         if _calls[name] == 2 * CHECKED_CALLS:  # arguments and result

@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import peft
 import pytest
 import torch
 
@@ -34,6 +33,8 @@ def test_stochastic_depth_grows_from_none_at_the_first_block(small: Callable[...
 
 @pytest.mark.parametrize("settings", [{}, {"pool": "map", "swiglu": True, "encoder": "axial"}])
 def test_lora_adapts_every_dense_layer(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
+    import peft  # slow to import
+
     model, images = small(**settings), torch.randn(2, 3, 24, 32)
     before, names = model(images), ["qkv", "out", "fc1", "fc2"]
     config = peft.LoraConfig(r=2, target_modules=names, modules_to_save=["head"], init_lora_weights=False)

@@ -1,8 +1,11 @@
 """Exported files, read by what others read them with: onnxruntime, and torch without our classes."""
 
 import dataclasses
+import functools
+import importlib
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,15 @@ from vitlab.weights import ParityError, export, load_checkpoint, load_model, sav
 from vitlab.weights.export import SUFFIX, export_checkpoint
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _operators_listed_once() -> Iterator[None]:
+    """torch.onnx.export lists its operators, for a second, at each call."""
+    apis = importlib.import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apis, "get_torchlib_ops", functools.cache(apis.get_torchlib_ops))
+        yield
 
 
 def vit(**settings: Any) -> ViTConfig:
