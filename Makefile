@@ -12,7 +12,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # or every process that a test starts compiles torch anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test browser lint format lock clean
+.PHONY: help setup demo docs test tests browser lint format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
@@ -37,7 +37,10 @@ demo: $(READY) ## what pre-training is worth: a small ViT on 50 handwritten digi
 docs: $(READY) ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test: lint docs browser ## all checks: lint, types, documentation, tests
+test: $(READY) browser ## all checks: lint, types, documentation, tests
+	$(MAKE) --no-print-directory --jobs 2 lint docs tests
+
+tests: $(READY) ## the tests alone
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 # Debian's Chromium, with which the tests look at the pages. As root on Debian it is installed; elsewhere nothing happens,

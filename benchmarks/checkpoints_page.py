@@ -26,7 +26,6 @@ import torch
 import transformers
 from timm.models import save_for_hf
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar
 
 import vitlab
 from vitlab.commands.info import checkpoints
@@ -287,7 +286,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of the architectures to check")
     only = parser.parse_args().only
     warnings.filterwarnings("ignore")
-    disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     names = sorted({name for module in MODULES for name in timm.list_models(only, module=module)})
     classes = [name for name in HUGGINGFACE if fnmatch.fnmatch(name, only)]
     rows: list[dict[str, Any]] = []
