@@ -2,15 +2,15 @@
 
     python benchmarks/photos.py S14 shards:data/flowers102 --out benchmarks/results/photos.json
 
-`model` computes the same images, read and prepared before; `reading` reads and prepares them, without a model. All are
-timed in turn, round after round.
+`model` computes images that are read and prepared; `reading` reads and prepares them, with one thread; `in turn`
+reads a batch by one thread, then computes it. All are timed one after the other, round after round.
 """
 
 import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,19 @@ def contenders(arguments: Arguments, folder: Path) -> dict[str, Callable[[], Any
     dataset = load_dataset(f"folder:{folder.parent}", "all", levels=preprocessing.range)
     groups = [range(i, min(i + BATCH_SIZE, len(dataset))) for i in range(0, len(dataset), BATCH_SIZE)]
 
-    def read() -> list[torch.Tensor]:
-        return [transform.apply([dataset.image(i) for i in group]) for group in groups]
+    def read() -> Iterator[torch.Tensor]:
+        return (transform.apply([dataset.image(i) for i in group]) for group in groups)
 
-    batches = read()
+    batches = list(read())
 
-    def compute() -> None:
-        with torch.inference_mode():
-            for batch in batches:
-                model.forward_head(model.forward_features(batch), pre_logits=True)
+    @torch.inference_mode()
+    def compute(batches: Iterable[torch.Tensor]) -> None:
+        for batch in batches:
+            model.forward_head(model.forward_features(batch), pre_logits=True)
 
     loader = LoaderOptions(batch_size=BATCH_SIZE)
-    steps: dict[str, Callable[[], Any]] = {"model": compute, "reading": read}
+    steps: dict[str, Callable[[], Any]] = {"model": lambda: compute(batches), "reading": lambda: list(read())}
+    steps["in turn"] = lambda: compute(read())
     steps["features"] = lambda: features(model, dataset, loader, preprocessing=preprocessing)
     if model.head is not None:
         steps["predict"] = lambda: list(predict(arguments.checkpoint, [str(folder)], options))

@@ -22,7 +22,7 @@ from PIL import Image
 from vitlab.data import loader
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError, Levels
-from vitlab.data.loader import Batch, compute_ahead, epoch_order, eval_batches, num_workers, train_batches
+from vitlab.data.loader import Batch, epoch_order, eval_batches, num_workers, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.rng import Stream, example_uniforms
@@ -262,49 +262,30 @@ def test_draws_depend_on_seed_epoch_and_index_alone(on_disk: Dataset) -> None:
     np.testing.assert_array_equal(evaluated.uniforms, expected)
 
 
-def test_values_are_computed_ahead_by_a_thread() -> None:
-    """In order, at most so many ahead; an error comes in its place; the thread ends with the generator."""
-    taken, threads = [], set[str]()
-
-    def square(number: int) -> int:
-        threads.add(threading.current_thread().name)
-        if number == 6:
-            raise ValueError("six")
-        return number**2
-
-    def keys() -> Iterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    values = compute_ahead(square, keys(), 2)
-    assert [next(values) for _ in range(3)] == [0, 1, 4]
-    assert taken == [0, 1, 2, 3, 4]
-    assert [next(values) for _ in range(3)] == [9, 16, 25]
-    with pytest.raises(ValueError, match="six"):
-        next(values)
-    values = compute_ahead(square, keys(), 3)
-    assert next(values) == 0
-    values.close()
-    assert threads == {"vitlab-read_0"}
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-read")]
-    assert list(compute_ahead(lambda _: threading.current_thread().name, range(2), 0)) == ["MainThread"] * 2
-
-
-@pytest.mark.parametrize(
-    ("transform", "thread"),
-    [(TRAIN, "vitlab-read_0"), (EVAL, "vitlab-read_0"), (TrainTransform(8, randaugment_layers=1), "MainThread")],
-)
-def test_files_are_read_while_the_model_computes(
-    transform: Any, thread: str, on_disk: Dataset, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("transform", [TRAIN, EVAL, TrainTransform(8, randaugment_layers=1)])
+def test_several_threads_read_the_same_images(
+    transform: Any, on_disk: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But with RandAugment in the main thread: it sets the generator from which dropout draws."""
+    """But with RandAugment the main thread alone: it sets the generator from which dropout draws."""
     names = set[str]()
 
     def read(chunks: Any, *args: Any, method: Any = loader._ChunkDataset._read) -> Any:
         names.add(threading.current_thread().name)
         return method(chunks, *args)
 
+    def load(cores: int) -> Batch:
+        names.clear()
+        monkeypatch.setattr(loader, "available_cores", lambda: cores)
+        return join(eval_batches(on_disk, transform, batch_size=6, on_error="skip"))
+
     monkeypatch.setattr(loader._ChunkDataset, "_read", read)
-    join(eval_batches(on_disk, transform, batch_size=4, on_error="skip"))
-    assert names == {thread}
+    alone = load(1)
+    assert names == {"MainThread"}
+    together = load(3)
+    assert len(names) == 1 if getattr(transform, "randaugment_layers", 0) else "MainThread" not in names
+    assert together.indices.tolist() == alone.indices.tolist() == [0, 1, 2, 3, 5, 6, 8, 9, 10]
+    assert torch.equal(together.images, alone.images)
+    assert together.skipped == alone.skipped == 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-read")]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert loader.read_threads() == 1  # of three cores for two ranks

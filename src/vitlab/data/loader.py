@@ -6,7 +6,6 @@ ranks. Images in files are read by workers in chunks of at most `CHUNK`, which a
 share a large batch.
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
@@ -15,8 +14,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +40,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 MAX_WORKERS = 16
+MAX_THREADS = 8
 SHARED_MEMORY = Path("/dev/shm")  # workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB
 MIN_SHARED_MEMORY = 2**30  # bytes that have to be free there
 
@@ -63,6 +63,25 @@ def num_workers(requested: int | None, device: torch.device) -> int:
         )
         return 0
     return max(1, min(available_cores() // rank_number("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1), MAX_WORKERS))
+
+
+def read_threads() -> int:
+    """Threads that read images: the rank's share of the cores, at most MAX_THREADS; in a loader's worker one."""
+    if torch.utils.data.get_worker_info() is not None:
+        return 1
+    return max(1, min(available_cores() // rank_number("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1), MAX_THREADS))
+
+
+def in_threads(function: Callable[[K], V], values: Sequence[K]) -> list[V]:
+    """`function` of each value, in order, each in a thread. Pillow, libjpeg-turbo and torch release the interpreter.
+
+    While the threads read, the model waits: a model that computes with all cores would wait longer for a core that
+    decodes beside it.
+    """
+    if len(values) < 2:
+        return list(map(function, values))
+    with ThreadPoolExecutor(len(values), "vitlab-read") as pool:
+        return list(pool.map(function, values))
 
 
 @dataclasses.dataclass
@@ -165,6 +184,10 @@ class _Chunk(NamedTuple):
     failures: list[ImageError]  # one for each image that could not be read
 
 
+_Loaded = tuple[Tensor | None, dict[int, ImageError]]
+"""Transformed images, or None and the errors of those that cannot be read, by index."""
+
+
 @dataclasses.dataclass
 class _ChunkDataset:
     """Map-style dataset whose keys are chunks of indices; in this process or in a worker."""
@@ -174,54 +197,63 @@ class _ChunkDataset:
     seed: int
     pixels: Tensor | None  # the dataset's, on the device
 
-    @property
-    def draws_globally(self) -> bool:
-        """Whether chunks set torch's global generator, from which the model draws in the main thread."""
-        return isinstance(self.transform, TrainTransform) and self.transform.randaugment_layers > 0
-
     def __getitem__(self, chunk: _ChunkIndices) -> _Chunk:
         """The images are transformed together. If one turns out unreadable, the others are loaded again without it."""
         failures = dict(self.dataset.failures)
         while True:  # each time without the images that have failed
             readable = np.array([i not in failures for i in chunk.indices.tolist()], bool)
             epochs, indices = chunk.epochs[readable], chunk.indices[readable]
-            images = self._load(epochs, indices, failures)
+            images, failed = self._load(epochs, indices)
             if images is not None:
                 unreadable = [failures[i] for i in chunk.indices.tolist() if i in failures]
                 return _Chunk(chunk._replace(epochs=epochs, indices=indices), images, unreadable)
+            failures |= failed
 
-    def _load(self, epochs: np.ndarray, indices: np.ndarray, failures: dict[int, ImageError]) -> Tensor | None:
-        """The transformed images `indices`. None if any cannot be read; its error is added to `failures`."""
-        known = len(failures)
-        images = self._read(indices, failures)
-        if len(failures) > known:
-            return None
+    def _load(self, epochs: np.ndarray, indices: np.ndarray) -> _Loaded:
+        """The transformed images `indices`, in equal parts by `_threads`."""
+        parts = np.array_split(np.arange(len(indices)), max(min(self._threads, len(indices)), 1))
+        loaded = in_threads(lambda part: self._load_part(epochs[part], indices[part]), parts)
+        if failed := {i: error for _, errors in loaded for i, error in errors.items()}:
+            return None, failed
+        return torch.cat([images for images, _ in loaded if images is not None]), {}
+
+    @property
+    def _threads(self) -> int:
+        """How many threads read: one where images are in memory or RandAugment sets torch's global generator."""
+        alone = isinstance(self.transform, TrainTransform) and self.transform.randaugment_layers > 0
+        return 1 if self.pixels is not None or alone else read_threads()
+
+    def _load_part(self, epochs: np.ndarray, indices: np.ndarray) -> _Loaded:
+        """`_load` in this thread."""
+        images, failed = self._read(indices)
+        if failed:
+            return None, failed
         if not len(indices):
-            return torch.empty(0, 3, *pair(self.transform.image_size))
+            return torch.empty(0, 3, *pair(self.transform.image_size)), {}
         if isinstance(self.transform, EvalTransform):
-            return self.transform.resize(images)
+            return self.transform.resize(images), {}
         try:
             crops = self.transform.augment(images, self.seed, epochs, indices)
         except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
-            failures.update({i: error for i in indices.tolist() if self.dataset.path(i) == error.path})
-            if len(failures) == known:
+            failed = {i: error for i in indices.tolist() if self.dataset.path(i) == error.path}
+            if not failed:
                 raise
-            return None
+            return None, failed
         # Whole gray levels are a quarter of the bytes from a worker to the device, which else limit a GPU's speed.
-        return crops if self.pixels is not None else crops.round_().to(torch.uint8)
+        return crops if self.pixels is not None else crops.round_().to(torch.uint8), {}
 
-    def _read(self, indices: np.ndarray, failures: dict[int, ImageError]) -> Images:
-        """The images `indices`; the errors of those that cannot be read are added to `failures`."""
+    def _read(self, indices: np.ndarray) -> tuple[Images, dict[int, ImageError]]:
+        """The images `indices`, and the errors of those that cannot be read."""
         if self.pixels is not None:
-            return self.pixels[to_device(indices, self.pixels.device)]
-        dataset, images = self.dataset, []
+            return self.pixels[to_device(indices, self.pixels.device)], {}
+        dataset, images, failed = self.dataset, [], {}
         keep_encoded = isinstance(self.transform, TrainTransform)
         for i in indices.tolist():
             try:
                 images.append(dataset.entries[i].open(dataset.levels) if keep_encoded else dataset.image(i))
             except ImageError as error:
-                failures[i] = error
-        return images
+                failed[i] = error
+        return images, failed
 
 
 @dataclasses.dataclass
@@ -253,10 +285,7 @@ class _BatchLoader:
             for epochs, indices in batches
             for i in range(0, len(indices), step)
         )
-        if workers:
-            chunks = _from_workers(reader, keys, size, workers)
-        else:
-            chunks = compute_ahead(reader.__getitem__, keys, 0 if pixels is not None or reader.draws_globally else 1)
+        chunks = _from_workers(reader, keys, size, workers) if workers else (reader[key] for key in keys)
         logged = set[str]()
         batch = list[_Chunk]()
         with contextlib.closing(chunks):  # so that workers end with the iterator, not when an error is forgotten
@@ -303,26 +332,6 @@ class _BatchLoader:
         compute_stream.wait_stream(self.copy_stream)
         images.record_stream(compute_stream)
         return images
-
-
-def compute_ahead(function: Callable[[K], V], keys: Iterable[K], count: int) -> Generator[V, None, None]:
-    """The values of `function` for each of `keys`, in order. A thread computes the next `count`, while the caller works
-    on the last one: Pillow, libjpeg-turbo and torch release the interpreter."""
-    if not count:
-        yield from map(function, keys)
-        return
-    pending = collections.deque[Future[V]]()
-    with ThreadPoolExecutor(1, "vitlab-read") as thread:
-        try:
-            for key in keys:
-                pending.append(thread.submit(function, key))
-                if len(pending) > count:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for value in pending:
-                value.cancel()
 
 
 def _from_workers(

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import itertools
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import compute_ahead
+from vitlab.data.loader import in_threads, read_threads
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import computed_in, device_of, load_for_evaluation
@@ -115,17 +116,20 @@ def predict(
         except ImageError as error:
             return path, error
 
+    at_once = read_threads() if isinstance(images, list) else 1  # from an iterator images come one by one
     batch: list[tuple[str, Tensor]] = []
-    for path, image in compute_ahead(read, images, BATCH_SIZE if isinstance(images, list) else 0):
-        if isinstance(image, Tensor):
-            batch.append((path, image))
-        else:
-            yield from predict_batch(batch)  # the images before it
-            batch = []
-            yield Prediction(path, error=image.reason)
-        if len(batch) == BATCH_SIZE:
-            yield from predict_batch(batch)
-            batch = []
+    images = iter(images)
+    while named := list(itertools.islice(images, at_once)):
+        for path, image in in_threads(read, named):
+            if isinstance(image, Tensor):
+                batch.append((path, image))
+            else:
+                yield from predict_batch(batch)  # the images before it
+                batch = []
+                yield Prediction(path, error=image.reason)
+            if len(batch) == BATCH_SIZE:
+                yield from predict_batch(batch)
+                batch = []
     yield from predict_batch(batch)
 
 

@@ -55,8 +55,8 @@ class ImageCost:
         compute *= model.forward_macs / self.macs
         if self.workers:
             return max(compute, self.decode / self.workers) / self.processes
-        cores = max(self.cores // self.processes, 1)  # a thread reads ahead on the cores that compute
-        return max(compute + self.decode / cores, self.decode) / self.processes
+        threads = max(self.cores // self.processes, 1)  # `data.loader.read_threads`, before the model computes
+        return (compute + self.decode / threads) / self.processes
 
 
 def measure_cost(config: TrainConfig, dataset: Dataset, context: RunContext, train: bool = True) -> ImageCost:
