@@ -39,8 +39,7 @@ with torch.inference_mode():
 FIRST_CELL = """
 import sys, vitlab
 model = vitlab.load_model(sys.argv[1])
-images = vitlab.preprocess(model, sys.argv[2])
-print(vitlab.features(model, images).shape)
+print(vitlab.features(model, sys.argv[2]).shape)
 """
 
 

@@ -214,9 +214,12 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     plan = task.plan(job.config, measure(job.config, clock is None))
     images = Images(len(job.splits.train), len(job.splits.test))  # fewer than in `task` if a budget leaves some out
     plan = dataclasses.replace(plan, images=images)
+    notes = tuple(left_out(task, plan))
+    for line in () if is_resumed else notes:
+        job.log(line)
     _log_plan(job, plan, clock, is_resumed)
     context = dataclasses.replace(job.context, microbatch=plan.cost.step.microbatch)
-    job_clock = JobClock(plan, clock, world, notes=tuple(left_out(task, plan)))
+    job_clock = JobClock(plan, clock, world, notes=notes)
     return dataclasses.replace(job, context=context, clock=job_clock)
 
 
@@ -248,11 +251,9 @@ def _cached_measure(job: FinetuneJob) -> Measure:
 
 
 def _fit_budget(job: FinetuneJob, task: Task, measure: Measure, clock: Clock) -> FinetuneJob:
-    """The job with the settings that fit the time; logs what is left out."""
+    """The job with the settings that fit the time."""
     world, splits = job.context.world, job.splits
     plan = fit_budget(task, measure, lambda: world.broadcast_object(clock.left), functools.partial(head_loss, job))
-    for line in left_out(task, plan):
-        job.log(line)
     if plan.config.data.subset_fraction != job.config.data.subset_fraction:
         splits = load_splits(plan.config.data, world, plan.config.loss == "sigmoid")
     return dataclasses.replace(job.decide("the time budget", plan.config), splits=splits)
