@@ -41,7 +41,7 @@ test: $(READY) browser ## all checks: lint, types, documentation, tests
 	$(MAKE) --no-print-directory --jobs 2 lint docs tests
 
 tests: $(READY) ## the tests alone
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Debian's Chromium, with which the tests look at the pages. As root on Debian it is installed; elsewhere nothing happens,
 # and the tests that need it are skipped.

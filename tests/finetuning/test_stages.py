@@ -19,7 +19,7 @@ def test_the_table() -> None:
     made = Plan(config, Images(1000, 500), cost)
     read = {stage.name: stage.seconds for stage in made.stages}
     assert read["head"] == pytest.approx(3 * 1000 * 0.105)
-    assert read["sweep"] == read["final"] == pytest.approx(10 * 32 * 0.405)
+    assert read["sweep"] == read["final"] == pytest.approx(10 * 32 * 0.41)
     assert read["score"] == pytest.approx(200 * 4 * 0.105)  # the model, and three averages
     assert read["test"] == pytest.approx(2 * 500 * 0.105)
     assert read["read"] == 0  # only where unreadable images are skipped

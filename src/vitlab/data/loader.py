@@ -219,9 +219,8 @@ class _ChunkDataset:
 
     @property
     def _threads(self) -> int:
-        """How many threads read: one where images are in memory or RandAugment sets torch's global generator."""
-        alone = isinstance(self.transform, TrainTransform) and self.transform.randaugment_layers > 0
-        return 1 if self.pixels is not None or alone else read_threads()
+        """How many threads read: one for images in memory, and for augmentation, which may set torch's generator."""
+        return 1 if self.pixels is not None or isinstance(self.transform, TrainTransform) else read_threads()
 
     def _load_part(self, epochs: np.ndarray, indices: np.ndarray) -> _Loaded:
         """`_load` in this thread."""

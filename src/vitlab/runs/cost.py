@@ -40,22 +40,22 @@ class ImageCost:
 
     def train(self, model: ModelConfig) -> float:
         """Forward and backward pass; infinite if not known."""
-        return self._per_image(self.step.train_seconds, model)
+        return self._per_image(self.step.train_seconds, model, 1)
 
     def forward(self, model: ModelConfig) -> float:
         """Forward pass, of a test and for representations."""
-        return self._per_image(self.step.forward_seconds, model)
+        threads = max(self.cores // self.processes, 1)  # as `data.loader.read_threads`
+        return self._per_image(self.step.forward_seconds, model, threads)
 
     @property
     def read(self) -> float:
         """Reading alone, on all cores."""
         return self.decode / self.cores
 
-    def _per_image(self, compute: float, model: ModelConfig) -> float:
+    def _per_image(self, compute: float, model: ModelConfig, threads: int) -> float:
         compute *= model.forward_macs / self.macs
         if self.workers:
             return max(compute, self.decode / self.workers) / self.processes
-        threads = max(self.cores // self.processes, 1)  # `data.loader.read_threads`, before the model computes
         return (compute + self.decode / threads) / self.processes
 
 
