@@ -160,7 +160,8 @@ def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
         started = []
         for rank in range(count):
             ours, theirs = context.Pipe(duplex=False)
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+            ranks = {name: str(value) for name, value in ranks.items()}
             process = context.Process(target=answer, args=(job, place | ranks, theirs), daemon=True)
             process.start()
             theirs.close()

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from hypothesis import strategies as st
 from image_files import example_at, pixels_of
 from PIL import Image
 
-from vitlab.data import loader
+from vitlab.data import loader, workers
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError, Levels
-from vitlab.data.loader import Batch, epoch_order, eval_batches, num_workers, train_batches
+from vitlab.data.loader import Batch, epoch_order, eval_batches, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.rng import Stream, example_uniforms
@@ -137,20 +136,6 @@ def test_the_size_of_chunks_changes_nothing(on_disk: Dataset, layers: int, monke
         same_streams(iter(whole), train_batches(on_disk, transform, **SKIP, batch_size=9, num_uniforms=4), 3)
         evaluated = join(eval_batches(on_disk, EVAL, batch_size=9, on_error="skip"))
         assert evaluated.indices.tolist() == [0, 1, 2, 3, 5, 6, 8, 9, 10]
-
-
-def test_workers_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A rank's share of the cores beside a GPU, none on a CPU, nor with Docker's 64 MB of shared memory."""
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(loader, "available_cores", lambda: 24)
-    assert [num_workers(None, cpu), num_workers(3, cpu), num_workers(0, gpu), num_workers(None, gpu)] == [0, 3, 0, 16]
-    for ranks, workers in ((4, 6), (32, 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-        assert num_workers(None, gpu) == workers
-    monkeypatch.setattr(loader, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(loader.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**26))
-    assert [num_workers(None, gpu), num_workers(2, gpu)] == [0, 2]
-    assert "--shm-size" in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -275,7 +260,7 @@ def test_several_threads_read_the_same_images(
 
     def load(cores: int) -> Batch:
         names.clear()
-        monkeypatch.setattr(loader, "available_cores", lambda: cores)
+        monkeypatch.setattr(workers, "available_cores", lambda: cores)
         return join(eval_batches(on_disk, transform, batch_size=6, on_error="skip"))
 
     monkeypatch.setattr(loader._ChunkDataset, "_read", read)
@@ -287,5 +272,3 @@ def test_several_threads_read_the_same_images(
     assert torch.equal(together.images, alone.images)
     assert together.skipped == alone.skipped == 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-read")]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert loader.read_threads() == 1  # of three cores for two ranks

@@ -12,7 +12,7 @@ import torch
 
 import vitlab
 from vitlab.cost.measure import timer
-from vitlab.data.loader import SHARED_MEMORY, available_cores
+from vitlab.data.workers import SHARED_MEMORY, available_cores
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend
 from vitlab.train.compile_cache import cpp_compiler

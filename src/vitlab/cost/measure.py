@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
 import vitlab
-from vitlab.data.loader import available_cores
+from vitlab.data.workers import available_cores
 from vitlab.models import ModelConfig
 from vitlab.models.vit import build_model
 

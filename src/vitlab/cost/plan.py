@@ -58,10 +58,7 @@ def estimate(
 ) -> dict[str, Any]:
     """The cost of a run as data for JSON: sizes in bytes, `tflops` of one device, `tpuv3_core_days` from `core_days`,
     the memory of a process from `_rank_memory`. `examples` and `epochs` are None if the number of images is unknown,
-    `mfu` is None on a CPU, `price` without a price. In `needs` is what must be delivered so that devices do not wait:
-    `exchange_bytes_per_s` in each direction of a process (a ring sends every gradient twice, and DDP hides it behind
-    the backward pass), `cores` that read the images of a process, `checkpoint_bytes_per_s`. Raises UserError for
-    invalid arguments.
+    `mfu` is None on a CPU, `price` without a price; `needs` from `_needs`. Raises UserError for invalid arguments.
 
     device: one of DEVICES, or `cpu`, a machine like this one.
     count: processes, each with one device.
@@ -89,11 +86,7 @@ def estimate(
     parameters = weight_counts(config.model, config.masking).total
     numbers_per_weight = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     checkpoint_bytes = 4 * numbers_per_weight * parameters
-    needs = {
-        "exchange_bytes_per_s": 2 * (count - 1) / count * 4 * parameters * steps / (BACKWARD * seconds),
-        "cores": images_per_s / count / READ_PER_CORE,
-        "checkpoint_bytes_per_s": checkpoint_bytes * steps / config.checkpoint_every / seconds,
-    }
+    checkpoints = steps / config.checkpoint_every
     return {
         "model": {"name": model_name, "parameters": parameters, "forward_macs": config.model.forward_macs},
         "data": config.data.name,
@@ -114,9 +107,23 @@ def estimate(
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
         "checkpoint_bytes": checkpoint_bytes,
-        "needs": needs,
+        "needs": _needs(count, steps / seconds, images_per_s, parameters)
+        | {"checkpoint_bytes_per_s": checkpoint_bytes * checkpoints / seconds},
         "price": None if price is None else price * count * seconds / 3600,
         **rank,
+    }
+
+
+def _needs(count: int, steps_per_s: float, images_per_s: float, parameters: int) -> dict[str, float]:
+    """What each of `count` processes needs so that its device does not wait.
+
+    exchange_bytes_per_s: of its network, in and out; a ring sends each gradient twice, and DDP does so during the
+    backward pass. cores: that read its images.
+    """
+    ring_bytes = 2 * (count - 1) / count * 4 * parameters
+    return {
+        "exchange_bytes_per_s": ring_bytes * steps_per_s / BACKWARD,
+        "cores": images_per_s / count / READ_PER_CORE,
     }
 
 

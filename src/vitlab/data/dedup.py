@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import available_cores
+from vitlab.data.workers import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 

@@ -10,14 +10,10 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import os
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,59 +25,14 @@ from vitlab.data.dataset import BatchIndices, Dataset, Entries
 from vitlab.data.decode import ImageError
 from vitlab.data.resize import to_device
 from vitlab.data.transforms import EvalTransform, Images, TrainTransform, to_range
+from vitlab.data.workers import in_threads, num_workers, read_threads
 from vitlab.errors import UserError
 from vitlab.preprocessing import pair
-from vitlab.ranks import MAX_RANKS, rank_number
 from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
 
-K = TypeVar("K")
-V = TypeVar("V")
 CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
-MAX_WORKERS = 16
-MAX_THREADS = 8
-SHARED_MEMORY = Path("/dev/shm")  # workers pass images through it; 16 with chunks of 224 pixels take 0.3 GB
-MIN_SHARED_MEMORY = 2**30  # bytes that have to be free there
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def num_workers(requested: int | None, device: torch.device) -> int:
-    """Worker processes of each rank. By default none on a CPU, whose cores compute; on a GPU the rank's share of the
-    cores, at most MAX_WORKERS, or none, with a warning, if there is little shared memory."""
-    if requested is not None or device.type == "cpu":
-        return requested or 0
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < MIN_SHARED_MEMORY:
-        logger.warning(
-            "%s has less than 1 GiB free: images are read in the main process, which is slow; give the container more "
-            "(--shm-size=8g).",
-            SHARED_MEMORY,
-        )
-        return 0
-    return max(1, min(available_cores() // rank_number("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1), MAX_WORKERS))
-
-
-def read_threads() -> int:
-    """Threads that read images: the rank's share of the cores, at most MAX_THREADS; in a loader's worker one."""
-    if torch.utils.data.get_worker_info() is not None:
-        return 1
-    return max(1, min(available_cores() // rank_number("LOCAL_WORLD_SIZE", 1, MAX_RANKS, default=1), MAX_THREADS))
-
-
-def in_threads(function: Callable[[K], V], values: Sequence[K]) -> list[V]:
-    """`function` of each value, in order, each in a thread. Pillow, libjpeg-turbo and torch release the interpreter.
-
-    While the threads read, the model waits: a model that computes with all cores would wait longer for a core that
-    decodes beside it.
-    """
-    if len(values) < 2:
-        return list(map(function, values))
-    with ThreadPoolExecutor(len(values), "vitlab-read") as pool:
-        return list(pool.map(function, values))
 
 
 @dataclasses.dataclass

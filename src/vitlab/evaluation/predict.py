@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import in_threads, read_threads
 from vitlab.data.transforms import EvalTransform
+from vitlab.data.workers import in_threads
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import computed_in, device_of, load_for_evaluation
 from vitlab.evaluation.multi_label import describe_thresholds, label_names, stored_thresholds
@@ -107,30 +107,36 @@ def predict(
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
     predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds)
+    batch: list[tuple[str, Tensor]] = []
+    for path, image in _prepare(loaded, images):
+        if isinstance(image, Tensor):
+            batch.append((path, image))
+        else:
+            yield from predict_batch(batch)  # the images before it
+            batch = []
+            yield Prediction(path, error=image.reason)
+        if len(batch) == BATCH_SIZE:
+            yield from predict_batch(batch)
+            batch = []
+    yield from predict_batch(batch)
+
+
+def _prepare(
+    loaded: Checkpoint, images: Iterable[tuple[str, ImageSource | UserError]]
+) -> Iterator[tuple[str, Tensor | ImageError]]:
+    """Each image as the model takes it, or why it cannot be read. From an iterator images come one by one."""
     transform = EvalTransform(loaded.model.config.image_hw, loaded.preprocessing)
 
-    def read(named: tuple[str, ImageSource | UserError]) -> tuple[str, Tensor | ImageError]:
+    def prepare(named: tuple[str, ImageSource | UserError]) -> tuple[str, Tensor | ImageError]:
         path, image = named
         try:
             return path, transform.apply([read_image(image, path, loaded.preprocessing.range)])
         except ImageError as error:
             return path, error
 
-    at_once = read_threads() if isinstance(images, list) else 1  # from an iterator images come one by one
-    batch: list[tuple[str, Tensor]] = []
-    images = iter(images)
-    while named := list(itertools.islice(images, at_once)):
-        for path, image in in_threads(read, named):
-            if isinstance(image, Tensor):
-                batch.append((path, image))
-            else:
-                yield from predict_batch(batch)  # the images before it
-                batch = []
-                yield Prediction(path, error=image.reason)
-            if len(batch) == BATCH_SIZE:
-                yield from predict_batch(batch)
-                batch = []
-    yield from predict_batch(batch)
+    at_once, remaining = BATCH_SIZE if isinstance(images, list) else 1, iter(images)
+    while some := list(itertools.islice(remaining, at_once)):
+        yield from in_threads(prepare, some)
 
 
 def _predict_batch(

@@ -88,11 +88,8 @@ def inspect_checkpoint(
     inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
-        images = (
-            list(find_images(sources))
-            if sources
-            else _test_images(runs, max(shown, DISTANCE_IMAGES["short" if short else "whole"]), shown)
-        )
+        count = max(shown, DISTANCE_IMAGES["short" if short else "whole"])
+        images = list(find_images(sources)) if sources else _test_images(runs, count, shown)
         if images:
             log(f"images: {preprocessing.describe()}")
             reader = _Reader(images, EvalTransform(model.config.image_hw, preprocessing), shown)

@@ -11,8 +11,8 @@ import torch
 from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import available_cores, num_workers
 from vitlab.data.transforms import EvalTransform
+from vitlab.data.workers import available_cores, num_workers
 from vitlab.models.config import ModelConfig
 from vitlab.runs.run import RunContext
 from vitlab.train.microbatch import StepCost, measure_step
@@ -44,7 +44,7 @@ class ImageCost:
 
     def forward(self, model: ModelConfig) -> float:
         """Forward pass, of a test and for representations."""
-        threads = max(self.cores // self.processes, 1)  # as `data.loader.read_threads`
+        threads = max(self.cores // self.processes, 1)  # as `data.workers.read_threads`
         return self._per_image(self.step.forward_seconds, model, threads)
 
     @property

@@ -20,7 +20,7 @@ import torch
 
 from vitlab.checksums import find_corrupt_files
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.data.loader import available_cores
+from vitlab.data.workers import available_cores
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
 from vitlab.finetuning.protocol import sweep_and_finetune
