@@ -29,7 +29,7 @@ os.environ.pop("COLUMNS", None)  # pytest's workers have one, and tables would b
 
 
 def _read_once(get_source: Callable[[Any], str]) -> Callable[[Any], str]:
-    """The source of a class is searched once: tyro searches that of each class of settings at each call."""
+    """Searches the source of a class once; tyro does so at each call, for each class of settings."""
     found: dict[tuple[str, str], str | None] = {}
 
     @functools.wraps(get_source)

@@ -26,7 +26,7 @@ BUDGETS = (60, 90, 150, 300, 900, 1500, 3600, 10**6)
 
 def measure(config: FinetuneConfig, _train: bool = True, slower: float = 1.0) -> ImageCost:
     forward = 2 * config.model.forward_macs / FLOPS * slower
-    return ImageCost(StepCost(32, 3 * forward, forward, 0, None), config.model.forward_macs, decode=0.002)
+    return ImageCost(StepCost(32, 3 * forward, forward, forward, 0, None), config.model.forward_macs, decode=0.002)
 
 
 def task(seconds: float, images: Images = IMAGES, config: FinetuneConfig = CONFIG, **settings: Any) -> Task:

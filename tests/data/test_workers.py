@@ -26,7 +26,7 @@ def test_workers_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
 
 
 def test_values_are_computed_by_a_thread_for_each_core_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order; an error is that of the function. In a process that was forked torch's threads are renewed first."""
+    """In order; errors are raised. In a forked process torch's threads are renewed first."""
     monkeypatch.setattr(workers, "available_cores", lambda: 6)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert read_threads() == 3

@@ -94,7 +94,7 @@ def test_all_runs_have_the_microbatch_of_the_first_start(
     measured = [8, 4]
 
     def measure(config: TrainConfig, *_: Any) -> ImageCost:
-        return ImageCost(StepCost(measured.pop(0), 1e-4, 1e-4, 0, None), config.model.forward_macs)
+        return ImageCost(StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None), config.model.forward_macs)
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -15,13 +15,14 @@ from vitlab.train.microbatch import StepCost
 def test_the_table() -> None:
     """A row for each stage: seconds = images x seconds of an image, by hand."""
     config = dataclasses.replace(with_steps(CONFIG, 10), head_views=2, learning_rates=(1e-4,))
-    cost = ImageCost(StepCost(32, 0.4, 0.1, 0, None), config.model.forward_macs, decode=0.01, cores=2)
+    cost = ImageCost(StepCost(32, 0.4, 0.1, 0.2, 0, None), config.model.forward_macs, decode=0.01, cores=2)
     made = Plan(config, Images(1000, 500), cost)
     read = {stage.name: stage.seconds for stage in made.stages}
     assert read["head"] == pytest.approx(3 * 1000 * 0.105)
     assert read["sweep"] == read["final"] == pytest.approx(10 * 32 * 0.41)
     assert read["score"] == pytest.approx(200 * 4 * 0.105)  # the model, and three averages
     assert read["test"] == pytest.approx(2 * 500 * 0.105)
+    assert read["report"] == pytest.approx(12 + 200 * 0.21 + 1500 * 0.01 / 2)  # in float32
     assert read["read"] == 0  # only where unreadable images are skipped
     assert made.seconds == pytest.approx(sum(read.values()))
     assert made.after("final") == pytest.approx(read["test"] + read["report"])
@@ -34,5 +35,5 @@ def test_the_table() -> None:
     assert (several.stage("sweep"), several.stage("score")) == (0, 0)
     alone = dataclasses.replace(made, config=dataclasses.replace(config, refit=False))
     assert (alone.stage("final"), alone.stage("test")) == (0, read["test"])
-    unknown = dataclasses.replace(made, cost=dataclasses.replace(cost, step=StepCost(1, math.inf, 1.0, 0, None)))
+    unknown = dataclasses.replace(made, cost=dataclasses.replace(cost, step=StepCost(1, math.inf, 1.0, 1.0, 0, None)))
     assert "unknown" in unknown.table("cpu")

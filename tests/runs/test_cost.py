@@ -10,7 +10,7 @@ from vitlab.train.microbatch import StepCost
 
 
 def test_processes_share_the_images_and_a_gpu_waits_for_readers() -> None:
-    model, cost = CONFIG.model, ImageCost(StepCost(32, 0.3, 0.1, 0, None), CONFIG.model.forward_macs, decode=0.002)
+    model, cost = CONFIG.model, ImageCost(StepCost(32, 0.3, 0.1, 0.2, 0, None), CONFIG.model.forward_macs, decode=0.002)
     assert dataclasses.replace(cost, processes=8).train(model) == pytest.approx(cost.train(model) / 8)
     two_cores = dataclasses.replace(cost, decode=0.02, cores=2)
     assert two_cores.forward(model) == pytest.approx(0.11)  # two threads read

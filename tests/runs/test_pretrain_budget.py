@@ -22,7 +22,7 @@ def _made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its measurement a step of 16 images takes 100 seconds, and a test image one."""
 
     def cost(config: TrainConfig, *_: Any) -> ImageCost:
-        return ImageCost(StepCost(16, 100 / 16, 1.0, 0, None), config.model.forward_macs)
+        return ImageCost(StepCost(16, 100 / 16, 1.0, 1.0, 0, None), config.model.forward_macs)
 
     monkeypatch.setattr(pretrain_module, "measure_cost", cost)
 

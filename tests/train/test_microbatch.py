@@ -43,7 +43,7 @@ def test_measuring_leaves_the_model_unchanged(changes: dict[str, Any]) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     cost = measure_step(config, model, CPU)
     assert cost.microbatch == changes.get("microbatch", 24)
-    assert min(cost.train_seconds, cost.forward_seconds, cost.memory) > 0
+    assert min(cost.train_seconds, cost.forward_seconds, cost.float32_seconds, cost.memory) > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module.training for module in model.modules())

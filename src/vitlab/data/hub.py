@@ -62,7 +62,7 @@ class HubEntries(Entries):
         table_index = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
         name, table = self.tables[table_index]
         row = int(self.rows[index] - self.starts[table_index])
-        # The Arrow file: `identity.exact_fingerprint` tells by its size and time whether the images are the same.
+        # The Arrow file: `identity.exact_fingerprint` compares its size and time to see if the images are the same.
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
         entry.table, entry.row = table, row

@@ -96,7 +96,7 @@ class Plan:
         """Seconds of a report of this kind."""
         if kind == "none":
             return 0.0
-        seen = REPORT_IMAGES[kind] * self.cost.forward(self.config.model) * self.cost.processes
+        seen = REPORT_IMAGES[kind] * self.cost.forward_in_float32(self.config.model) * self.cost.processes
         compared = 0.0
         if kind == "whole" and sum(self.images) <= MAX_COMPARED:
             compared = sum(self.images) * self.cost.decode / min(self.cost.cores, 8)

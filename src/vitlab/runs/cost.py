@@ -43,9 +43,13 @@ class ImageCost:
         return self._per_image(self.step.train_seconds, model, 1)
 
     def forward(self, model: ModelConfig) -> float:
-        """Forward pass, of a test and for representations."""
+        """Forward pass in the precision of training, of a test and for representations."""
         threads = max(self.cores // self.processes, 1)  # as `data.workers.read_threads`
         return self._per_image(self.step.forward_seconds, model, threads)
+
+    def forward_in_float32(self, model: ModelConfig) -> float:
+        """The same in float32, as for a report."""
+        return self._per_image(self.step.float32_seconds, model, 1)
 
     @property
     def read(self) -> float:

@@ -51,6 +51,8 @@ class StepCost:
     """Seconds per image of training: forward and backward pass. Infinite if not known."""
     forward_seconds: float
     """Measured seconds per image of a forward pass in the precision of training (`frozen_dtype`), as in evaluation."""
+    float32_seconds: float
+    """The same in float32, as in a report."""
     memory: int
     """Bytes of a training step, by `memory.rank_bytes`."""
     free: int | None
@@ -143,10 +145,10 @@ def measure_step(
     train_seconds = None
     if train or not on_cpu:
         size, train_seconds = _try_training(config, model, device, size, rank_batch, sharded)
-    forward_seconds = _time_forward(config, model, device, size)
+    forward_seconds, float32_seconds = _time_forward(config, model, device, size)
     if train_seconds is None:
         train_seconds = TRAIN_RATIO * forward_seconds
-    return StepCost(size, train_seconds, forward_seconds, step_bytes(size), free)
+    return StepCost(size, train_seconds, forward_seconds, float32_seconds, step_bytes(size), free)
 
 
 def _try_training(
@@ -193,15 +195,19 @@ def time_training(config: TrainConfig, model: nn.Module, device: torch.device, c
     return (seconds - update) / count + update / rank_batch
 
 
-def _time_forward(config: TrainConfig, model: nn.Module, device: torch.device, size: int) -> float:
-    """Seconds per image of a forward pass of up to `size` images: the mean of two, after a warm-up."""
+def _time_forward(config: TrainConfig, model: nn.Module, device: torch.device, size: int) -> tuple[float, float]:
+    """Seconds per image of a forward pass of up to `size` images, in the precision of training and in float32."""
     if device.type == "cpu":  # an eighth of the work of the training step that is timed
         size = min(size, math.ceil(SAMPLE_FLOPS / 8 / (2 * config.model.forward_macs)))
     images = torch.zeros(size, 3, *config.model.image_hw, device=device)
-    forward = copy.deepcopy(getattr(model, "vit", model)).to(device, frozen_dtype(config.precision, device)).eval()
+    forward = copy.deepcopy(getattr(model, "vit", model)).to(device, torch.float32).eval()
+    chosen, means = frozen_dtype(config.precision, device), {}
     with torch.inference_mode():
-        _, *seconds = (_timed(lambda: forward(images), device) for _ in range(3))
-    return statistics.fmean(seconds) / len(images)
+        for dtype in {torch.float32, chosen}:
+            forward.to(dtype)
+            _, *seconds = (_timed(lambda: forward(images), device) for _ in range(3))  # the first one warms up
+            means[dtype] = statistics.fmean(seconds) / len(images)
+    return means[chosen], means[torch.float32]
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
