@@ -22,10 +22,11 @@ from run_record import describe_run
 from torch import Tensor
 from tyro.conf import Positional
 
-from vitlab.cost import measure
-from vitlab.cost.step import StepSpec, example_images, example_model, inference_step
+from vitlab.cost import measure, step
+from vitlab.cost.step import StepSpec, example_images, example_model
 from vitlab.models import get_config
-from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
+from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16
+from vitlab.train.precision import keep_freed_memory
 from vitlab.weights import ParityError, save_model
 from vitlab.weights.export import export_checkpoint
 
@@ -56,7 +57,7 @@ def contenders(spec: StepSpec, compiled: bool) -> dict[str, Callable[[], Tensor]
     specs = {f"vitlab {dtype}": StepSpec(spec.config, "infer", spec.batch, dtype) for dtype in dtypes}
     if compiled:
         specs |= {f"{name} compiled": StepSpec(s.config, "infer", s.batch, s.dtype, True) for name, s in specs.items()}
-    steps: dict[str, Any] = {name: inference_step(one, example_model(one.config)) for name, one in specs.items()}
+    steps: dict[str, Any] = {name: step.build(one) for name, one in specs.items()}
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "model")
         file = Path(folder) / "model.onnx"
@@ -67,8 +68,8 @@ def contenders(spec: StepSpec, compiled: bool) -> dict[str, Callable[[], Tensor]
             except ImportError as error:
                 print(f"left out: {error}")
     expected = steps["vitlab float32"]()
-    for name, step in steps.items():
-        difference = float((step().float() - expected).norm() / expected.norm())
+    for name, run in steps.items():
+        difference = float((run().float() - expected).norm() / expected.norm())
         if not difference <= (BFLOAT16_DIFFERENCE if "bfloat16" in name else MAX_DIFFERENCE):
             raise ParityError(f"{name} differs by {difference:.1e} of the logits' norm.")
     return steps
@@ -119,12 +120,12 @@ def main() -> None:
             result = compare(given, name, batch)
             record["results"].append(result)
             print(f"{name}, {given.size} pixels, batch {batch}")
-            for step, speed in result["images_per_s"].items():
-                ratio = result["ratio"].get(step)
+            for contender, speed in result["images_per_s"].items():
+                ratio = result["ratio"].get(contender)
                 text = "" if ratio is None else f", vitlab's fastest / it: {ratio['median']:.2f}"
                 if ratio is not None:
                     text += f" ({ratio['quartiles'][0]:.2f} to {ratio['quartiles'][1]:.2f})"
-                print(f"  {step}: {speed['median']:.4g} images/s{text}")
+                print(f"  {contender}: {speed['median']:.4g} images/s{text}")
             if given.out is not None:
                 given.out.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -23,7 +23,7 @@ from tyro.conf import Positional
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.calibration import calibrate
 from vitlab.evaluation.options import EvalOptions
-from vitlab.train.precision import cpu_is_faster_in_bfloat16
+from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16
 
 DTYPES = ("float32", "bfloat16")
 PRODUCTS = {F.linear, F.conv2d, F.scaled_dot_product_attention, torch.matmul, Tensor.matmul, Tensor.__matmul__}

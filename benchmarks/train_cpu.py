@@ -29,7 +29,8 @@ from vitlab.cost.measure import count_products, products_step, ratio, spread, ti
 from vitlab.cost.step import StepSpec
 from vitlab.models.config import ViTConfig
 from vitlab.models.variant import override
-from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
+from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16
+from vitlab.train.precision import keep_freed_memory
 
 # The exact GELU, because it is timm's.
 SHAPES = {

@@ -101,11 +101,12 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _same_on_every_machine() -> Iterator[None]:
-    """`auto` is float32, also on processors that are faster in bfloat16: a test that wants it asks for it."""
+    """On every processor `auto` is float32 and layers are not packed: a test that wants either asks for it."""
     from vitlab.train import precision
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(precision, "cpu_is_faster_in_bfloat16", lambda: False)
+        patch.setattr(precision, "cpu_is_faster_packed", lambda dtype: False)
         yield
 
 

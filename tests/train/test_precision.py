@@ -1,23 +1,21 @@
 """Float32 weights are what is trained, in whatever numbers the model computes."""
 
-import json
 import platform
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from vitlab.models import ViTConfig
+from vitlab.models.packed import PackedLinear
 from vitlab.models.vit import ViT
 from vitlab.train import precision as module
 from vitlab.train.precision import (
     MasterWeights,
-    _product_seconds,
-    cpu_is_faster_in_bfloat16,
     frozen_dtype,
     keep_freed_memory,
+    prepare_for_inference,
     resolve_precision,
 )
 
@@ -76,54 +74,20 @@ def test_gradients_add_up_in_float32(model: ViT) -> None:
     assert all(master.grad is None for master in weights.masters.values())
 
 
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
-    """The products that have been measured, in seconds of a made-up processor."""
-    products: list[torch.dtype] = []
-
-    def seconds(dtype: torch.dtype) -> float:
-        products.append(dtype)
-        return 1.0 if dtype == torch.float32 else 0.5
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "_product_seconds", seconds)
-    monkeypatch.setattr(module, "cpu_is_faster_in_bfloat16", cpu_is_faster_in_bfloat16)  # not the stand-in of all tests
-    cpu_is_faster_in_bfloat16.cache_clear()
-    yield products
-    cpu_is_faster_in_bfloat16.cache_clear()
-
-
-@pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, "bfloat16"), (0.9, "float32")])
-def test_auto_is_what_multiplies_faster(
-    bfloat16: float, expected: str, measured: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else bfloat16)
+@pytest.mark.parametrize("expected", ["bfloat16", "float32"])
+def test_auto_is_what_multiplies_faster(expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_is_faster_in_bfloat16", lambda: expected == "bfloat16")
     assert resolve_precision("auto", CPU) == expected
     assert frozen_dtype("auto", CPU) == getattr(torch, expected)
-    assert 1e-6 < _product_seconds(torch.float32) < 1  # the imported one, which measures
-    assert not measured
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
-def test_the_speed_of_products_is_measured_once(
-    measured: list[torch.dtype], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the first of all processes; again where its file is corrupt, or for another processor."""
-
-    def in_another_process() -> bool:
-        cpu_is_faster_in_bfloat16.cache_clear()
-        return cpu_is_faster_in_bfloat16()
-
-    assert in_another_process()
-    assert in_another_process()
-    assert len(measured) == 2
-    (file,) = (tmp_path / "vitlab" / "bfloat16").iterdir()
-    file.write_text(json.dumps({"speedup": 1.1}))
-    assert not in_another_process()
-    file.write_text("[]")
-    assert in_another_process()
-    assert len(measured) == 4
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})
-    assert in_another_process()
-    assert len(measured) == 6
-    assert len(list(file.parent.iterdir())) == 2
+@pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
+def test_inference_packs_where_that_is_faster(model: ViT, faster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_is_faster_packed", lambda dtype: dtype == faster)
+    prepare_for_inference(model, CPU, torch.float32)
+    assert isinstance(model.head, PackedLinear) == (faster == torch.float32)
+    unpacked = ViT(CONFIG)
+    prepare_for_inference(unpacked, CPU, faster, pack=False)
+    assert type(unpacked.head) is nn.Linear
+    assert next(unpacked.parameters()).dtype == faster

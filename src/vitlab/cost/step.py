@@ -13,6 +13,7 @@ from vitlab.models.vit import Model, build_model
 from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.objectives import blank_batch, create_objective, create_training_model
+from vitlab.train.precision import prepare_for_inference
 from vitlab.train.step import train_step
 
 Mode = Literal["train", "infer"]
@@ -48,6 +49,8 @@ def build(spec: StepSpec) -> Callable[[], Tensor | None]:
     """A function that computes one batch, and returns the logits in inference."""
     model = example_model(spec.config)
     if spec.mode == "infer":
+        if not spec.compile:
+            prepare_for_inference(model, torch.device(spec.device), getattr(torch, spec.dtype))
         return inference_step(spec, model)
     return training_step(spec.train_config, torch.device(spec.device), model)
 

@@ -142,7 +142,7 @@ def evaluate_checkpoint(
     """
     if dataset is not None:
         check_source(dataset, root)  # before anything is loaded
-    loaded = load_for_evaluation(checkpoint, options, require_head=True, world=world)
+    loaded = load_for_evaluation(checkpoint, options, require_head=True, pack=not options.compile, world=world)
     metadata = loaded.metadata
     config = loaded.model.config
     thresholds = stored_thresholds(metadata, config.num_classes)

@@ -147,7 +147,7 @@ def load_frozen(
 ) -> tuple[Model, Preprocessing, Callable[[Dataset], Features]]:
     """A checkpoint's model, its preprocessing, which is described to `log`, and a function that computes the features
     of a data set, or reads them from `cache` (default: the user's cache folder)."""
-    loaded = load_for_evaluation(checkpoint, options, world=world)
+    loaded = load_for_evaluation(checkpoint, options, pack=not options.compile, world=world)
     if options.compile:
         compile_inference(loaded.model, options.batch_size, log)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)

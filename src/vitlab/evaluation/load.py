@@ -33,18 +33,24 @@ from vitlab.models.config import check_rgb
 from vitlab.models.vit import Model, evaluation_mode
 from vitlab.train.compile_cache import compile_cache, cpp_compiler
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.precision import choose_device, frozen_dtype, keep_freed_memory
+from vitlab.train.precision import choose_device, frozen_dtype, keep_freed_memory, prepare_for_inference
 from vitlab.weights import Checkpoint, load_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 def load_for_evaluation(
-    checkpoint: str | Path, options: ModelOptions, *, require_head: bool = False, world: World = SINGLE
+    checkpoint: str | Path,
+    options: ModelOptions,
+    *,
+    require_head: bool = False,
+    pack: bool = True,
+    world: World = SINGLE,
 ) -> Checkpoint:
-    """A checkpoint in evaluation mode on the device of this process, its weights cast to `options.precision`, as
-    `frozen_dtype` resolves it.
+    """A checkpoint in evaluation mode on the device of this process.
 
+    Its weights are cast to `options.precision`, as `frozen_dtype` resolves it. Its linear layers are packed where that is
+    faster, unless `pack` is False: `compile_inference` cannot follow packed layers.
     Raises UserError for a missing device and, with `require_head`, for a model without a head.
     """
     device = choose_device(world.device(options.device))
@@ -54,7 +60,7 @@ def load_for_evaluation(
     check_rgb(loaded.model.config)
     if require_head and loaded.model.head is None:
         raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
-    loaded.model.to(device=device, dtype=frozen_dtype(options.precision, device))
+    prepare_for_inference(loaded.model, device, frozen_dtype(options.precision, device), pack)
     return loaded
 
 

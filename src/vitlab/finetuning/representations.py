@@ -23,7 +23,7 @@ from vitlab.rng import Stream, generator
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluation_options
 from vitlab.train.loop import train_transform
-from vitlab.train.precision import frozen_dtype
+from vitlab.train.precision import frozen_dtype, prepare_for_inference
 
 PARTS = 8
 """Most parts."""
@@ -45,7 +45,8 @@ class FrozenCheckpoint:
         """Loads the model in the precision of training."""
         device = job.context.device
         model = init_from_checkpoint(job.checkpoint, job.config.model)
-        return cls(job, model.to(device, frozen_dtype(job.config.precision, device)))
+        prepare_for_inference(model, device, frozen_dtype(job.config.precision, device))
+        return cls(job, model)
 
     def compute_plain(self) -> Features:
         """Representations without augmentation of the images that `select_images` returns, in the order of the training

@@ -26,6 +26,7 @@ from vitlab.models.vit import ViT
 from vitlab.recipes.resolve import RECIPE
 from vitlab.runs.splits import load_splits
 from vitlab.settings import from_dict
+from vitlab.train.precision import prepare_for_inference
 from vitlab.train.run_files import PLAN
 from vitlab.train.workdir import read_log
 from vitlab.weights import load_model
@@ -172,7 +173,8 @@ def _pair_with_attention(
         return None
     pixels = to_range(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float())
     try:
-        rollout = capture(model.to(device), pixels.split(8), keep=len(images)).rollout
+        prepare_for_inference(model, device, torch.float32)
+        rollout = capture(model, pixels.split(8), keep=len(images)).rollout
     except UserError:
         return None
     large = [fit(image, 2 * PAIR, enlarge=True) for image in images]

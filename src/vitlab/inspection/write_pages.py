@@ -33,7 +33,7 @@ from vitlab.models.registry import name_of
 from vitlab.models.variant import Interpolation
 from vitlab.models.vit import ViT
 from vitlab.settings import from_dict
-from vitlab.train.precision import choose_device
+from vitlab.train.precision import choose_device, prepare_for_inference
 from vitlab.train.workdir import write_json
 from vitlab.weights import class_names, load_checkpoint, load_metadata
 from vitlab.weights.folder import README
@@ -93,7 +93,8 @@ def inspect_checkpoint(
         if images:
             log(f"images: {preprocessing.describe()}")
             reader = _Reader(images, EvalTransform(model.config.image_hw, preprocessing), shown)
-            inspection = _capture(inspection, model.to(torch_device), reader, batch_size, top)
+            prepare_for_inference(model, torch_device, torch.float32)
+            inspection = _capture(inspection, model, reader, batch_size, top)
     elif sources or not runs:
         raise UserError(
             f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "

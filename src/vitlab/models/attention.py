@@ -66,8 +66,8 @@ def attention(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     if needs_grad and not forward_mode:  # training on a CPU: Eq. 6 with a backward pass of its own
         return matmul_attention(q, k, v, bias)
-    # bfloat16 without gradients on a CPU, and forward-mode derivatives
-    return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+    # bfloat16 without gradients on a CPU, and forward-mode derivatives; strided keys and values are slower to multiply
+    return attention_weights(q * q.shape[-1] ** -0.5, k.contiguous(), bias) @ v.contiguous()
 
 
 def attention_weights(

@@ -14,7 +14,7 @@ from vitlab.models.attention import Attention
 from vitlab.models.blocks import RepeatedBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.init import linear
-from vitlab.models.variant_layers import activate, layer_norm
+from vitlab.models.variant_layers import Activation, layer_norm
 
 
 class MLP(nn.Module):
@@ -22,14 +22,14 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.variant = config.variant
         self.fc1 = linear(config.width, config.mlp_dim * (2 if config.variant.swiglu else 1))
+        self.activation = Activation(config.variant)
         self.norm = layer_norm(config, config.variant.mlp_norm, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.fc2(self.norm(self.dropout(activate(self.fc1(tokens), self.variant))))
+        return self.fc2(self.norm(self.dropout(self.activation(self.fc1(tokens)))))
 
 
 class ResidualBranch(nn.Module):

@@ -23,14 +23,22 @@ def layer_norm(config: ViTConfig, exists: bool = True, width: int | None = None)
     return nn.LayerNorm(width or config.width, eps=config.variant.layer_norm_eps) if exists else nn.Identity()
 
 
-def activate(hidden: Float[Tensor, "B T h"], variant: Variant) -> Float[Tensor, "B T m"]:
+class Activation(nn.Module):
     """The nonlinearity of an MLP: GELU; with `swiglu`, half of the first layer gates the other."""
-    if variant.swiglu:
-        gate, hidden = hidden.chunk(2, dim=-1)
-        return F.silu(gate) * hidden
-    if variant.gelu == "quick":
-        return hidden * torch.sigmoid(1.702 * hidden)
-    return F.gelu(hidden, approximate="tanh" if variant.gelu == "tanh" else "none")
+
+    def __init__(self, variant: Variant) -> None:
+        super().__init__()
+        self.kind = "swiglu" if variant.swiglu else variant.gelu
+
+    def forward(self, hidden: Float[Tensor, "B T h"]) -> Float[Tensor, "B T m"]:
+        match self.kind:
+            case "swiglu":
+                gate, hidden = hidden.chunk(2, dim=-1)
+                return F.silu(gate) * hidden
+            case "quick":
+                return hidden * torch.sigmoid(1.702 * hidden)
+            case kind:
+                return F.gelu(hidden, approximate="tanh" if kind == "tanh" else "none")
 
 
 def rotate(

@@ -14,7 +14,6 @@ from vitlab.errors import UserError
 from vitlab.inspection.attention import attention_maps
 from vitlab.models.attention import attention
 from vitlab.models.encoder import Block
-from vitlab.models.variant_layers import activate
 from vitlab.models.vit import ViT
 
 Step = tuple[str, Tensor]
@@ -60,7 +59,7 @@ def eq3(vit: Any, images: Tensor) -> Iterator[Step]:
     yield "z'_1", z
     fc1, fc2 = block.mlp.fc1, block.mlp.fc2
     first = layer_norm(z, block.norm2) @ fc1.weight.T + fc1.bias
-    hidden = activate(first, vit.config.variant)  # GELU
+    hidden = block.mlp.activation(first)  # GELU
     yield "hidden", hidden
     yield "z_1", hidden @ fc2.weight.T + fc2.bias + z
     yield MODEL, _output_of(vit, images, "blocks.0")

@@ -22,7 +22,13 @@ from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.free_memory import GIB, free_memory
 from vitlab.train.objectives import blank_batch, create_objective
-from vitlab.train.precision import device_name, frozen_dtype, keep_freed_memory, resolve_precision
+from vitlab.train.precision import (
+    device_name,
+    frozen_dtype,
+    keep_freed_memory,
+    prepare_for_inference,
+    resolve_precision,
+)
 from vitlab.train.step import train_step
 from vitlab.train.workdir import Workdir
 
@@ -200,12 +206,14 @@ def _time_forward(config: TrainConfig, model: nn.Module, device: torch.device, s
     if device.type == "cpu":  # an eighth of the work of the training step that is timed
         size = min(size, math.ceil(SAMPLE_FLOPS / 8 / (2 * config.model.forward_macs)))
     images = torch.zeros(size, 3, *config.model.image_hw, device=device)
-    forward = copy.deepcopy(getattr(model, "vit", model)).to(device, torch.float32).eval()
     chosen, means = frozen_dtype(config.precision, device), {}
     with torch.inference_mode():
         for dtype in {torch.float32, chosen}:
-            forward.to(dtype)
-            _, *seconds = (_timed(lambda: forward(images), device) for _ in range(3))  # the first one warms up
+            forward = copy.deepcopy(getattr(model, "vit", model)).eval()
+            prepare_for_inference(forward, device, dtype)
+            _, *seconds = (
+                _timed(functools.partial(forward, images), device) for _ in range(3)
+            )  # the first one warms up
             means[dtype] = statistics.fmean(seconds) / len(images)
     return means[chosen], means[torch.float32]
 

@@ -8,25 +8,16 @@ repeated casts of autocast.
 
 import contextlib
 import ctypes
-import functools
-import hashlib
-import json
-import platform
-import time
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.io import write_bytes
+from vitlab.models.packed import pack_linear
+from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16, cpu_is_faster_packed
 
 Precision = Literal["float32", "autocast", "bfloat16"]
-MIN_SPEEDUP = 1.3
-"""Minimum bfloat16 speedup of matrix products to enable it. With AMX, or AVX-512 on AMD, they take half the time or
-less; Intel's AVX-512 alone has half the instructions per cycle for them, and without either they take 100 times as
-long."""
 
 
 def resolve_precision(requested: str, device: torch.device) -> Precision:
@@ -47,32 +38,17 @@ def frozen_dtype(requested: str, device: torch.device) -> torch.dtype:
     return torch.float32 if resolve_precision(requested, device) == "float32" else torch.bfloat16
 
 
-@functools.cache
-def cpu_is_faster_in_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices at least MIN_SPEEDUP times as fast as float32 ones.
-
-    Measured in about 30 ms, and once for each processor and version of torch: the cache folder keeps it, so that a run
-    resumes in the same precision.
-    """
-    name = f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
-    path = cache_folder() / "bfloat16" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or corrupt
-        return float(json.loads(path.read_bytes())["speedup"]) >= MIN_SPEEDUP
-    speedup = _product_seconds(torch.float32) / _product_seconds(torch.bfloat16)
-    with contextlib.suppress(OSError):  # a folder that cannot be written
-        write_bytes(path, json.dumps({"processor": name, "speedup": speedup}).encode())
-    return speedup >= MIN_SPEEDUP
+def prepare_for_inference(model: nn.Module, device: torch.device, dtype: torch.dtype, pack: bool = True) -> None:
+    """Moves and casts a model that is not trained any more, in place; with `pack`, its linear layers are packed if this
+    CPU is faster so. torch.compile cannot follow packed layers."""
+    model.to(device=device, dtype=dtype)
+    if pack and packs(device, dtype):
+        pack_linear(model)
 
 
-def _product_seconds(dtype: torch.dtype) -> float:
-    """The shortest time of a product of two 256 x 256 matrices, of as many as take 10 ms, at least two."""
-    a, b = torch.ones(2, 256, 256, dtype=dtype)
-    started, seconds = time.perf_counter(), []
-    while len(seconds) < 2 or time.perf_counter() - started < 0.01:
-        start = time.perf_counter()
-        torch.mm(a, b)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether inference on this device is faster with packed linear layers."""
+    return device.type == "cpu" and cpu_is_faster_packed(dtype)
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,0 +1,56 @@
+"""Linear layers of a frozen model on a CPU, with weights in the layout that oneDNN multiplies fastest.
+
+`nn.Linear` reorders a bfloat16 weight at every call, and in float32 it calls MKL, which is slow on AMD. A packed weight
+is reordered once, and the GELU of an MLP is computed while the products are still in the cache. `train/cpu_speed.py`
+measures whether that is faster.
+
+    pack_linear(model)  # in place; only for inference
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitlab.models.encoder import MLP
+
+Gelu = Literal["tanh", "none"]
+"""The argument `approximate` of `F.gelu`."""
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear`, with a GELU after it if `gelu` is given. It shares the parameters, which must not change.
+
+    With gradients enabled it computes as `nn.Linear` does: oneDNN's operator has no backward pass.
+    """
+
+    def __init__(self, linear: nn.Linear, gelu: Gelu | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.gelu = gelu
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        if torch.is_grad_enabled():
+            y = F.linear(x, self.weight, self.bias)
+            return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
+        after = ("none", "") if self.gelu is None else ("gelu", self.gelu)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, after[0], [], after[1])
+
+
+def pack_linear(model: nn.Module) -> None:
+    """Replaces the linear layers of a model on a CPU by packed ones, in place."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear:
+                setattr(parent, name, PackedLinear(layer, _take_gelu(parent) if name == "fc1" else None))
+
+
+def _take_gelu(parent: nn.Module) -> Gelu | None:
+    """The GELU after `fc1` of an MLP, which is removed from it; None if the MLP has another activation."""
+    gelu: Gelu | None = {"tanh": "tanh", "erf": "none"}.get(parent.activation.kind) if isinstance(parent, MLP) else None
+    if gelu is not None:
+        parent.activation = nn.Identity()
+    return gelu
