@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from made_up_machine import CONFIG
+from made_up_machine import CONFIG, IMAGES, measure
 
 from vitlab.finetuning.plan import Plan, with_steps
 from vitlab.finetuning.stages import Images
@@ -37,3 +37,13 @@ def test_the_table() -> None:
     assert (alone.stage("final"), alone.stage("test")) == (0, read["test"])
     unknown = dataclasses.replace(made, cost=dataclasses.replace(cost, step=StepCost(1, math.inf, 1.0, 1.0, 0, None)))
     assert "unknown" in unknown.table("cpu")
+
+
+def test_the_rows_of_sweep_and_final_run_have_their_own_epochs() -> None:
+    """By hand: 100 and 500 steps of 32 images are 3.2 and 16 epochs of 1,000 images."""
+    config = dataclasses.replace(with_steps(CONFIG, 500), learning_rates=(1e-4, 1e-3), sweep_steps=100)
+    what = {stage.name: stage.what for stage in Plan(config, IMAGES, measure(config)).stages}
+    assert "2 x 100 steps" in what["sweep"]
+    assert "(3.2 epochs)" in what["sweep"]
+    assert "1 x 500 steps" in what["final"]
+    assert "(16.0 epochs)" in what["final"]

@@ -63,17 +63,19 @@ class Plan:
         held_out = config.held_out * images.train
         tests = config.runs + (1 if config.head else 0)
         score = forward * (1 + (len(ALPHAS) if config.head else 0))
-        epochs = f"images ({steps * batch / images.train:.1f} epochs)"
 
         def training(runs: int, steps: int) -> float:
             return runs * steps * batch * train if runs else 0.0  # train may be infinite
 
+        def describe(runs: int, steps: int) -> str:
+            return f"{runs} x {steps:,} steps of {batch} images ({steps * batch / images.train:.1f} epochs)"
+
         return (
             Stage("read", sum(images) * cost.read if config.data.on_error == "skip" else 0.0, "every image once"),
             Stage("head", (1 + views) * fitted * forward, f"least squares: {fitted:,} images, {views} views"),
-            Stage("sweep", training(rates, sweep_steps), f"{rates} x {sweep_steps:,} steps of {batch} {epochs}"),
+            Stage("sweep", training(rates, sweep_steps), describe(rates, sweep_steps)),
             Stage("score", rates * held_out * score, f"about {round(held_out):,} images held out"),
-            Stage("final", training(final_runs, steps), f"{final_runs} x {steps:,} steps of {batch} {epochs}"),
+            Stage("final", training(final_runs, steps), describe(final_runs, steps)),
             Stage("test", tests * images.test * forward, f"{tests} x {images.test:,} images"),
             Stage("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
         )
