@@ -159,7 +159,6 @@ class _Reader:
                     batch.append(self._read(name, source))
                 except ImageError as error:
                     self.unreadable.append((name, error.reason))
-                    continue
                 if len(batch) == batch_size:
                     yield torch.cat(batch)
                     batch.clear()
