@@ -213,8 +213,8 @@ finetuning/job.py: A resumed job decides anew what its time budget leaves out.
 pytest finetuning/test_job.py -k sweep_is_the_final
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds = total_exaflops * 1e18 / (flops_per_s * count)
-+ seconds = total_exaflops * 1e18 / flops_per_s
+- seconds = length["exaflops"] * 1e18 / (flops_per_s * count)
++ seconds = length["exaflops"] * 1e18 / flops_per_s
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.

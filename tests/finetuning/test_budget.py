@@ -49,7 +49,7 @@ def test_measuring_is_a_small_part(speed: float) -> None:
 
         made = fit_budget(task(seconds, few), timed, timer.left)
         assert timer.passed <= 1.01 * MEASURED_FRACTION * seconds
-        assert made.stage("report") <= REPORT_FRACTION * seconds
+        assert made.seconds_of("report") <= REPORT_FRACTION * seconds
 
 
 @pytest.mark.parametrize("seconds", [60, 90, 900])

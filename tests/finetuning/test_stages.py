@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from made_up_machine import CONFIG
+from made_up_machine import CONFIG, IMAGES, measure
 
 from vitlab.finetuning.plan import Plan, with_steps
 from vitlab.finetuning.stages import Images
@@ -25,15 +25,25 @@ def test_the_table() -> None:
     assert read["report"] == pytest.approx(12 + 200 * 0.21 + 1500 * 0.01 / 2)  # in float32
     assert read["read"] == 0  # only where unreadable images are skipped
     assert made.seconds == pytest.approx(sum(read.values()))
-    assert made.after("final") == pytest.approx(read["test"] + read["report"])
+    assert made.seconds_after("final") == pytest.approx(read["test"] + read["report"])
     lines = made.table("cpu").splitlines()
     assert [line.split()[0] for line in lines] == [
         *("model", "data", "speed", "head", "sweep", "score", "final", "test", "report", "total")
     ]
     several = dataclasses.replace(made, config=dataclasses.replace(config, learning_rates=(), runs=3))
-    assert several.stage("final") == pytest.approx(3 * read["final"])
-    assert (several.stage("sweep"), several.stage("score")) == (0, 0)
+    assert several.seconds_of("final") == pytest.approx(3 * read["final"])
+    assert (several.seconds_of("sweep"), several.seconds_of("score")) == (0, 0)
     alone = dataclasses.replace(made, config=dataclasses.replace(config, refit=False))
-    assert (alone.stage("final"), alone.stage("test")) == (0, read["test"])
+    assert (alone.seconds_of("final"), alone.seconds_of("test")) == (0, read["test"])
     unknown = dataclasses.replace(made, cost=dataclasses.replace(cost, step=StepCost(1, math.inf, 1.0, 1.0, 0, None)))
     assert "unknown" in unknown.table("cpu")
+
+
+def test_the_rows_of_sweep_and_final_run_have_their_own_epochs() -> None:
+    """By hand: 100 and 500 steps of 32 images are 3.2 and 16 epochs of 1,000 images."""
+    config = dataclasses.replace(with_steps(CONFIG, 500), learning_rates=(1e-4, 1e-3), sweep_steps=100)
+    what = {stage.name: stage.what for stage in Plan(config, IMAGES, measure(config)).stages}
+    assert "2 x 100 steps" in what["sweep"]
+    assert "(3.2 epochs)" in what["sweep"]
+    assert "1 x 500 steps" in what["final"]
+    assert "(16.0 epochs)" in what["final"]

@@ -18,6 +18,7 @@ from vitlab.checksums import find_corrupt_files
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.display import ProgressDisplay
 from vitlab.inspection import run_section, write_pages
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import FIGURES
@@ -118,6 +119,17 @@ def test_unreadable_images_are_named_and_left_out(
     with pytest.raises(ValueError, match=r"none of the 7 images .*0\.png"):
         inspect_checkpoint(folder, [str(digits)], tmp_path / "none", device="cpu")
     assert not (tmp_path / "none").exists()
+
+
+def test_unreadable_images_advance_the_progress_display(
+    checkpoint: Callable[..., Path], digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("2.png", "4.png"):
+        (digits / name).write_bytes(b"no image")
+    done: list[int] = []
+    monkeypatch.setattr(ProgressDisplay, "update", lambda _, number: done.append(number))
+    result, _ = inspect(checkpoint({}), digits, batch_size=2)
+    assert (result["images"], done) == (3, [1, 2, 3, 4, 5])
 
 
 def test_without_images(checkpoint: Callable[..., Path]) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning job by measured costs: of a time budget, and of the image size without one."""
+"""Plans a fine-tuning job from measured costs: for a time budget, or only its image size if there is none."""
 
 import math
 from collections.abc import Callable
@@ -31,11 +31,11 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     """The plan for the seconds that are `left()`. Measuring itself uses at most MEASURED_FRACTION of the budget.
 
     1. Measure at a small size, and plan at the largest size that fits.
-    2. Plan the head alone, which may afford a larger size still.
-    3. Compare sizes up to that one by `head_loss`, and plan again with none above the best: small images may be harder
-       to classify when they are enlarged.
+    2. Plan the head alone, which may afford a still larger size.
+    3. Compare sizes up to that one by `head_loss`, and plan again up to the best: enlarging small images may make them
+       harder to classify.
 
-    The plan of 1 is the result where there is nothing to compare. Raises UserError as `choose` does.
+    Without sizes to compare, the plan of step 1 is returned. Raises UserError as `choose` does.
     """
     sizes = task.sizes
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
@@ -77,11 +77,11 @@ def _best_side(
         config = min(task.sizes, key=lambda config: abs(side(config) - fraction * side(largest)))
         compared[side(config)] = config
     image_seconds = sum(cost_of(config).forward(config.model) for config in compared.values())  # at all sizes
-    needed = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
-    count = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / image_seconds))
-    if len(compared) == 1 or count < needed:
+    min_images = max(min(MIN_COMPARED_IMAGES, task.images.train), 2 * largest.model.num_classes)
+    num_images = min(MAX_COMPARED_IMAGES, task.images.train, int(COMPARED_FRACTION * available / image_seconds))
+    if len(compared) == 1 or num_images < min_images:
         return side(largest)
-    losses = {pixels: head_loss(config, count) for pixels, config in compared.items()}
+    losses = {pixels: head_loss(config, num_images) for pixels, config in compared.items()}
     return min(losses, key=losses.__getitem__)
 
 
@@ -106,12 +106,13 @@ class _Costs:
         while True:
             try:
                 plan = choose(task, self.cost_of, self.available())
-            except UserError:  # too little time by the cost at another size: measured at the smallest it may be lower
+            except UserError:
+                # Nothing fits by another size's cost; the smallest size, once measured, may turn out cheaper.
                 if not self.measure_if_time(task.sizes[-1]):
                     raise
-                continue
-            if not self.measure_if_time(plan.config):
-                return plan
+            else:
+                if not self.measure_if_time(plan.config):
+                    return plan
 
     def cost_of(self, config: FinetuneConfig) -> ImageCost:
         """The cost that was measured at the nearest size."""
@@ -127,12 +128,13 @@ class _Costs:
         self.timed |= {side(config)} if train else set()
 
     def measure_if_time(self, config: FinetuneConfig) -> bool:
-        """Measures at the size of `config` what is not measured yet, if there is time; returns whether it did."""
-        train = config.runs > 0 and side(config) not in self.timed  # whether to time a step: if wanted, and if it fits
-        if train:
+        """Measures what is unknown at the size of `config`, if there is time; returns whether it did."""
+        times_step = config.runs > 0 and side(config) not in self.timed
+        if times_step:
             seconds = timing_seconds(config, self.cost_of(config).train(config.model))
-            train = self.left() - seconds >= self.reserved
-        measures = train or (side(config) not in self.by_side and self.left() >= self.reserved)
-        if measures:
-            self.measure_at(config, train)
-        return measures
+            times_step = self.left() - seconds >= self.reserved
+        is_measured = side(config) in self.by_side
+        if not times_step and (is_measured or self.left() < self.reserved):
+            return False
+        self.measure_at(config, train=times_step)
+        return True

@@ -46,15 +46,17 @@ class HeadFitter:
     """Representations without augmentation."""
 
     def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        """The head for `plain` and these augmented `views` of it: for all images, or for those with these `indices`.
+        """Fits a head to `plain` and to `views`, augmented representations of the same images.
 
-        If the user has a val split, l2 and scale are chosen on it. `indices`, the first part of `hold_out_indices`, are
-        then the images outside val: all rows are passed, val for this choice, and `fit_all=False` fits the weights to
-        those outside it.
+        indices: images of train to fit to (default: all that have representations), as the first part of
+        `hold_out_indices`.
+
+        If the user has a val split, l2 and the scale of the logits are chosen on it, although `indices` exclude it:
+        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights.
         """
         train, world = self.job.splits.train, self.job.context.world
         val_only_chooses = indices is not None and has_val(train)
-        rows = self.choose_rows(None if val_only_chooses else indices)  # all rows: val is among them
+        rows = self.choose_rows(None if val_only_chooses else indices)
         x = np.stack([features.x[rows] for features in (self.plain, *views)])
         labels = _labels(train, self.plain.indices[rows])
         groups = left_out_groups(train, self.plain.indices[rows])
@@ -68,12 +70,14 @@ class HeadFitter:
         """The rows of `plain` with these indices; if memory does not suffice, as many of each class as it allows."""
         known, train = self.plain.indices, self.job.splits.train
         rows = np.arange(len(known)) if indices is None else np.flatnonzero(np.isin(known, indices))
-        if len(rows) <= (limit := MAX_ELEMENTS // self._row_elements):
+        limit = MAX_ELEMENTS // self._row_elements
+        if len(rows) <= limit:
             return rows
         labels = train.labels[known[rows]]
-        # As many of each class as keep the sum below the limit: `counts` cut off at `most`.
         counts = np.bincount(labels)
-        shots = bisect.bisect_right(range(1, counts.max() + 1), limit, key=lambda most: np.minimum(counts, most).sum())
+        # The most images per class, `shots`, for which the sum of min(count, shots) over the classes is within `limit`.
+        choices = range(1, counts.max() + 1)
+        shots = bisect.bisect_right(choices, limit, key=lambda shots: np.minimum(counts, shots).sum())
         return np.sort(rows[sample_shots(labels, len(train.classes), max(shots, 2), self.job.config.seed)])
 
     def max_views(self, wanted: int) -> int:
@@ -139,13 +143,16 @@ class FittedHead:
         """`summary_metrics` of the head that is fitted without the held-out images, on these."""
         train, plain, config = self.fitter.job.splits.train, self.fitter.plain, self.fitter.job.config
         rest, held_out = hold_out_indices(train, config.held_out, config.seed)
-        rows = np.isin(plain.indices, held_out)
-        logits = torch.from_numpy(self.fit_result(rest).logits(plain.x[rows]))
-        labels = torch.from_numpy(_labels(train, plain.indices[rows]))
+        is_held_out = np.isin(plain.indices, held_out)
+        logits = torch.from_numpy(self.fit_result(rest).logits(plain.x[is_held_out]))
+        labels = torch.from_numpy(_labels(train, plain.indices[is_held_out]))
         loss = classification_loss(logits, labels, evaluation_loss(train))
         predictions = logits.argmax(dim=1)
-        correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
-        metrics = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
+        if labels.ndim == 1:
+            correct = predictions == labels
+        else:
+            correct = labels.gather(1, predictions[:, None])  # [n, 1]: the prediction is one of the labels
+        metrics = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(is_held_out.sum())}
         if train.multi_label and logits.numel() <= MAX_SCORES:
             metrics["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return metrics

@@ -45,11 +45,11 @@ class JobClock:
 
     def seconds(self, stage: str) -> float:
         """Planned seconds of a stage; 0 without a plan."""
-        return self.plan.stage(stage) if self.plan else 0.0
+        return self.plan.seconds_of(stage) if self.plan else 0.0
 
     def after(self, stage: str) -> float:
         """Planned seconds of the stages after this one; 0 without a plan."""
-        return self.plan.after(stage) if self.plan else 0.0
+        return self.plan.seconds_after(stage) if self.plan else 0.0
 
     def open(self, folder: Workdir) -> None:
         """Keeps the decisions in the folder of the job; reads those of an interrupted one."""
@@ -91,7 +91,7 @@ class JobClock:
         if (plan := self.plan) is None or self.budget is None:
             return None
         step_seconds = plan.config.batch_size * plan.cost.train(plan.config.model)
-        return TimeLimit(self.budget, step_seconds, later * plan.stage(stage) + plan.after(stage))
+        return TimeLimit(self.budget, step_seconds, later * plan.seconds_of(stage) + plan.seconds_after(stage))
 
     def _save(self) -> None:
         if self._folder is None or not self._folder.writes or self.plan is None or self.budget is None:

@@ -72,8 +72,9 @@ class Task:
         if not isinstance(model, ViTConfig) or "model.image_size" not in self.open_settings:
             return [config]
         configs = [config]
-        for patches in range(max(model.grid) - 1, MIN_PATCHES - 1, -1):
-            height, width = (max(round(patches / max(model.grid) * side), 1) * model.stride for side in model.grid)
+        for patches in range(max(model.grid) - 1, MIN_PATCHES - 1, -1):  # on the longer side
+            scale = patches / max(model.grid)
+            height, width = (max(round(scale * count), 1) * model.stride for count in model.grid)
             size = height if height == width else (height, width)
             scaled = config.data.preprocessing(model.image_size).at(size)
             data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
@@ -108,7 +109,8 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
         plan = head_plan  # 3
     if plan is None:
         plan = _plan_of_fewer_images(task, cost_of, available)  # 4
-    return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, {*task.open_settings} - {"refit"}))
+    can_change = {*task.open_settings} - {"refit"}  # `refit` is decided above
+    return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, can_change))
 
 
 def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
@@ -120,7 +122,7 @@ def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
     steps = _most_steps(fitting, available)
     if steps < _fewest_steps(config, task):
         return None
-    return replace(fitting, config=with_steps(config, min(steps, _steps(config, task.images, MAX_EPOCHS))))
+    return replace(fitting, config=with_steps(config, min(steps, _steps_of(config, task.images, MAX_EPOCHS))))
 
 
 def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
@@ -130,34 +132,42 @@ def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
     fine-tuning follows, they may take MAX_HEAD_FRACTION of it.
     """
     config = plan.config
-    limit = available - plan.stage("read") - plan.stage("report")
+    limit = available - plan.seconds_of("read") - plan.seconds_of("report")
     if config.runs:
         limit *= MAX_HEAD_FRACTION
-    for views in VIEWS if "head_views" in task.open_settings else (config.head_views,):
+    choices = VIEWS if "head_views" in task.open_settings else (config.head_views,)
+    for views in choices:
         candidate = replace(plan, config=replace(config, head_views=views))
-        head_test = candidate.stage("test") / (config.runs + 1)  # the stage tests every run and the head
-        if (candidate.stage("head") + head_test if config.head else 0.0) <= limit:
+        head_seconds = 0.0
+        if config.head:  # its fit, and its part of the stage that tests all runs and the head
+            head_seconds = candidate.seconds_of("head") + candidate.seconds_of("test") / (config.runs + 1)
+        if head_seconds <= limit:
             return candidate
     return None
 
 
 def _most_steps(plan: Plan, available: float) -> int:
-    """The most steps of a run that fit into the `available` seconds; 0 if none fits. Each step adds the same time."""
+    """The most steps of a run that fit into the `available` seconds; 0 if none fits."""
+    # The seconds are linear in the steps: two plans show the slope.
     one, many = (replace(plan, config=with_steps(plan.config, steps)).seconds for steps in (1, 10_001))
-    return 1 + int(1e4 * (available - one) / (many - one)) if one <= available else 0
+    if one <= available:
+        return 1 + int(1e4 * (available - one) / (many - one))
+    return 0
 
 
-def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
-    """The steps of so many epochs, at least MIN_STEPS."""
+def _steps_of(config: FinetuneConfig, images: Images, epochs: float) -> int:
+    """The steps of this number of epochs, at least MIN_STEPS."""
     return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
 def _fewest_steps(config: FinetuneConfig, task: Task) -> int:
-    """The fewest steps of a run. With a refit: REFIT_EPOCHS if it could be left out, otherwise MIN_EPOCHS. Without one:
-    MIN_EPOCHS, or ENOUGH_STEPS if these are fewer."""
+    """The fewest steps of a run that are worth their time.
+
+    With a refit: REFIT_EPOCHS, or MIN_EPOCHS if the refit is not open. Without: MIN_EPOCHS, or ENOUGH_STEPS if fewer.
+    """
     if config.refit:
-        return _steps(config, task.images, REFIT_EPOCHS if "refit" in task.open_settings else MIN_EPOCHS)
-    return min(_steps(config, task.images, MIN_EPOCHS), ENOUGH_STEPS)
+        return _steps_of(config, task.images, REFIT_EPOCHS if "refit" in task.open_settings else MIN_EPOCHS)
+    return min(_steps_of(config, task.images, MIN_EPOCHS), ENOUGH_STEPS)
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
@@ -168,7 +178,7 @@ def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
 
 
 def head_only(config: FinetuneConfig) -> FinetuneConfig:
-    """The job that is the least-squares head."""
+    """`config` without fine-tuning: the least-squares head is the result."""
     return replace(config, runs=0, **NO_SWEEP)
 
 
@@ -193,12 +203,12 @@ def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageC
         return replace(plan, images=images._replace(train=train)).seconds
 
     fitting = bisect.bisect_right(range(1, images.train + 1), available, key=seconds)
-    train = max(fitting, 2 * config.model.num_classes)
-    if train >= images.train:
+    num_train = max(fitting, 2 * config.model.num_classes)
+    if num_train >= images.train:
         return plan
-    fraction = math.floor(1e6 * (config.data.subset_fraction or 1) * train / images.train) / 1e6
+    fraction = math.floor(1e6 * (config.data.subset_fraction or 1) * num_train / images.train) / 1e6
     config = replace(config, data=replace(config.data, subset_fraction=fraction))
-    return replace(plan, config=config, images=images._replace(train=train))
+    return replace(plan, config=config, images=images._replace(train=num_train))
 
 
 def left_out(task: Task, plan: Plan) -> Iterator[str]:

@@ -32,10 +32,10 @@ from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_metadata, load_model, save_model
 
-MIN_SWEEP = 0.5
-"""Fraction of the planned steps of the sweep that must fit; otherwise fine-tuning is left out."""
-MIN_FINAL = 0.6
-"""Fraction of the planned steps of a final run that must fit; otherwise the run is left out."""
+MIN_SWEEP_FRACTION = 0.5
+"""Fine-tuning is skipped if less than this fraction of the sweep's planned seconds is left."""
+MIN_FINAL_FRACTION = 0.6
+"""A final run is skipped if less than this fraction of its planned seconds is left."""
 
 
 def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     }
     runs = _run_final(start, choice, folder)
     linear = None
-    one_test = clock.seconds("test") / (config.runs + 1)
+    one_test = clock.seconds("test") / (config.runs + 1)  # the stage tests every run and the head
     if head is not None and (not runs or clock.fits("test of the head alone", one_test, after=0.0)):
         linear = head.test(folder.path / "linear")
         fit = linear["least_squares"]
@@ -95,19 +95,25 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
         record |= {"chosen": chosen, "alpha": alpha}
     if left_out := [part for part, fits in clock.decisions.items() if not fits]:
         record["left_out"] = left_out
-    if folder.writes:
-        metadata = load_metadata(folder.path / chosen) | ({"alpha": alpha} if runs and head else {})
-        if (threshold := chosen_metrics.get("reject_below")) is not None:
-            metadata["reject_below"] = threshold
-        save_model(load_model(folder.path / chosen), folder.path / "model", extra=metadata)
+    extra = {"alpha": alpha} if runs and head else {}
+    if (threshold := chosen_metrics.get("reject_below")) is not None:
+        extra["reject_below"] = threshold
+    _save_chosen(folder, chosen, extra)
     return record | summarize(tests, list(runs)) | job.splits.record
 
 
+def _save_chosen(folder: Workdir, chosen: str, extra: dict[str, Any]) -> None:
+    """Saves the model of the run `chosen` as the job's `model`, with `extra` in its metadata (rank 0)."""
+    if folder.writes:
+        source = folder.path / chosen
+        save_model(load_model(source), folder.path / "model", extra=load_metadata(source) | extra)
+
+
 def _choose(start: RunStart, folder: Workdir) -> Choice:
-    """Whether fine-tuning follows, by the time that is left and by the sweep, and the scores of the sweep."""
+    """Decides by the time left, then by the sweep, whether there are final runs, and at which learning rate."""
     job, head = start.job, start.head
     config, clock = job.config, job.clock
-    enough = MIN_SWEEP * clock.seconds("sweep" if config.tried_rates else "final") + clock.seconds("score")
+    enough = MIN_SWEEP_FRACTION * clock.seconds("sweep" if config.tried_rates else "final") + clock.seconds("score")
     if not config.runs or (head is not None and not clock.fits("fine-tuning", enough, clock.seconds("test"))):
         return Choice(fine_tunes=False)
     if not config.tried_rates:
@@ -165,7 +171,7 @@ def _is_trained(job: FinetuneJob, choice: Choice, number: int) -> bool:
         return False
     if number == 0 and choice.best is None:
         return True
-    enough = MIN_FINAL * job.clock.seconds("final") / job.config.runs
+    enough = MIN_FINAL_FRACTION * job.clock.seconds("final") / job.config.runs
     return job.clock.fits(f"final run {number}", enough, job.clock.seconds("test"))
 
 
@@ -188,10 +194,10 @@ def _test_swept(start: RunStart, workdir: Path, lr: float) -> dict[str, Any]:
 def train_and_test(
     start: RunStart, config: TrainConfig, path: Path, alpha: float = 1.0, **options: Any
 ) -> dict[str, Any]:
-    """The result of a run on all of train, tested: the content of result.json, which is read if the run is finished.
+    """Trains on all of train and tests; returns the content of result.json. A finished run is only read.
 
-    alpha: weight of the trained model in its average with the least-squares head's. options: `description`,
-    `thresholds`, `settings` and `limit` of a TrainingRun.
+    alpha: weight of the trained model in its average with the least-squares head's; 1 without a head.
+    options: `description`, `thresholds`, `settings` and `limit` of a TrainingRun.
     """
     job, head = start.job, start.head
     create_head = None if head is None or alpha == 1 else functools.cache(head.create_classifier)

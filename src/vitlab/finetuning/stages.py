@@ -13,9 +13,9 @@ from vitlab.runs.cost import ImageCost
 ALPHAS = (0.25, 0.5, 0.75)
 """Weights of the fine-tuned model to try in an average with the head, besides 1."""
 HEAD_IMAGES, HEAD_SHOTS = 4_000, 20
-"""Where fine-tuning follows, the head is fitted to as many images, or to so many of each class if that is more."""
+"""Images the head is fitted to if fine-tuning follows: HEAD_IMAGES, or HEAD_SHOTS of each class if that is more."""
 REPORT_SECONDS = {"whole": 12.0, "short": 6.0, "none": 0.0}
-"""What a report takes on two cores, beside the images that it shows."""
+"""Seconds of a report on two cores, without passing its images through the model."""
 REPORT_TEXT = {
     "whole": "one page",
     "short": "one page, without near-duplicates and files of the figures",
@@ -63,17 +63,19 @@ class Plan:
         held_out = config.held_out * images.train
         tests = config.runs + (1 if config.head else 0)
         score = forward * (1 + (len(ALPHAS) if config.head else 0))
-        epochs = f"images ({steps * batch / images.train:.1f} epochs)"
 
         def training(runs: int, steps: int) -> float:
             return runs * steps * batch * train if runs else 0.0  # train may be infinite
 
+        def describe(runs: int, steps: int) -> str:
+            return f"{runs} x {steps:,} steps of {batch} images ({steps * batch / images.train:.1f} epochs)"
+
         return (
             Stage("read", sum(images) * cost.read if config.data.on_error == "skip" else 0.0, "every image once"),
             Stage("head", (1 + views) * fitted * forward, f"least squares: {fitted:,} images, {views} views"),
-            Stage("sweep", training(rates, sweep_steps), f"{rates} x {sweep_steps:,} steps of {batch} {epochs}"),
+            Stage("sweep", training(rates, sweep_steps), describe(rates, sweep_steps)),
             Stage("score", rates * held_out * score, f"about {round(held_out):,} images held out"),
-            Stage("final", training(final_runs, steps), f"{final_runs} x {steps:,} steps of {batch} {epochs}"),
+            Stage("final", training(final_runs, steps), describe(final_runs, steps)),
             Stage("test", tests * images.test * forward, f"{tests} x {images.test:,} images"),
             Stage("report", self.report_seconds(self.report) if config.head else 0.0, REPORT_TEXT[self.report]),
         )
@@ -83,11 +85,11 @@ class Plan:
         """The duration of the job."""
         return math.fsum(stage.seconds for stage in self.stages)
 
-    def stage(self, name: str) -> float:
+    def seconds_of(self, name: str) -> float:
         """Seconds of a stage."""
         return next(stage.seconds for stage in self.stages if stage.name == name)
 
-    def after(self, name: str) -> float:
+    def seconds_after(self, name: str) -> float:
         """Seconds of the stages after this one."""
         names = [stage.name for stage in self.stages]
         return math.fsum(stage.seconds for stage in self.stages[names.index(name) + 1 :])
@@ -117,10 +119,10 @@ class Plan:
 
 
 def head_images(config: FinetuneConfig, count: int, classes: int) -> int:
-    """How many of the `count` training images the head is fitted to and scored on.
+    """The number of training images, of `count`, that the head is fitted to or scored on.
 
-    Where fine-tuning follows, at most HEAD_IMAGES, or HEAD_SHOTS of each class, and the images held out: fine-tuning
-    makes better use of the time.
+    All without fine-tuning. Otherwise the held-out images and at most HEAD_IMAGES, or HEAD_SHOTS of each class if that
+    is more: fine-tuning makes better use of the time.
     """
     held_out = round(config.held_out * count) if config.tried_rates else 0
     return min(count, max(HEAD_IMAGES, HEAD_SHOTS * classes) + held_out) if config.runs else count

@@ -64,17 +64,18 @@ def inspect_checkpoint(
     short: bool = False,
     log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
+    """Writes a page, figures and arrays about a checkpoint to `out`, and returns the content of its result.json.
 
-    sources: files and folders (searched recursively). All images count for the attention distances, the first `shown`
-    are on the page with their `top` predictions; unreadable images are skipped and named.
-    Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
-    embeddings. The page of a run begins with its training, its test and its images; a ResNet's page has only these.
-    log: receives how images are preprocessed. short: leaves out the near-duplicates and the files of the figures, and
-    takes fewer images of a run for the attention distances.
+    sources: image files, and folders, which are searched recursively. Unreadable images are skipped and named. Without
+    sources, a finished run shows its test images; any other checkpoint only sizes, filters and position embeddings.
+    shown: how many of the images are on the page, each with its `top` predictions. All images count for the attention
+    distances.
+    short: leaves out near-duplicates and the files of the figures, and uses fewer images of a run.
+    log: receives how images are preprocessed.
 
-    In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
-    ResNet with images or without a run, for a missing path, and where no image can be read.
+    The page of a run begins with its training, its test and its images; a ResNet's page has only these. `out` receives
+    index.html, result.json and figures/NAME.png, .svg and .npz. Raises UserError for invalid numbers, for a ResNet with
+    images or without a run, for a missing path, and if no image can be read.
     """
     for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
         if value < 1:
@@ -100,13 +101,20 @@ def inspect_checkpoint(
             f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
             "of a ResNet's run without images, to see its training."
         )
+    return _write_page(inspection, runs, out, torch_device, short)
+
+
+def _write_page(
+    inspection: Inspection, runs: Sequence[Run], out: Path, device: torch.device, short: bool
+) -> dict[str, Any]:
+    """Writes the page, the figures unless it is `short`, and result.json, whose content is returned."""
     drawings = make_figures(inspection)
     names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
-    sections = [run_section(run, name, device=torch_device) for run, name in zip(runs, names, strict=True)]
+    sections = [run_section(run, name, device=device) for run, name in zip(runs, names, strict=True)]
     if not short:
         write_drawings(drawings, out / "figures")
     images_section = data_section(runs[0], search=not short) if runs else None
-    summary = summarize(runs[0], checkpoint) if runs else None
+    summary = summarize(runs[0], inspection.checkpoint) if runs else None
     text = checkpoint_page(inspection, drawings, sections, images_section, summary)
     write_bytes(page := out / "index.html", text.encode())
     figures = [] if short else [f"figures/{drawing.name}" for drawing in drawings]
@@ -147,9 +155,9 @@ class _Reader:
         self.sources = sources
         self.transform = transform
         self.shown = shown
-        self.names: list[str] = []
-        self.images: list[UInt8[np.ndarray, "H W 3"]] = []
-        self.unreadable: list[tuple[str, str]] = []
+        self.names: list[str] = []  # of the shown images
+        self.images: list[UInt8[np.ndarray, "H W 3"]] = []  # the shown images, as the model sees them
+        self.unreadable: list[tuple[str, str]] = []  # name, reason
 
     def batches(self, batch_size: int) -> Iterator[Float[Tensor, "B 3 H W"]]:
         """All images that can be read. Raises UserError where none can."""
@@ -160,7 +168,6 @@ class _Reader:
                     batch.append(self._read(name, source))
                 except ImageError as error:
                     self.unreadable.append((name, error.reason))
-                    continue
                 if len(batch) == batch_size:
                     yield torch.cat(batch)
                     batch.clear()

@@ -65,7 +65,8 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
     """
     path = Path(path)
     arrays = _normalize(read_npz(path))
-    is_resnet = any(map(RESNET_ARRAY.match, arrays)) and not any(name.startswith("Transformer/") for name in arrays)
+    has_resnet = any(map(RESNET_ARRAY.match, arrays))
+    is_resnet = has_resnet and not any(name.startswith("Transformer/") for name in arrays)  # a hybrid has both
     try:
         config, spelling = _infer_resnet(arrays) if is_resnet else _infer_vit(arrays, image_size)
     except ValueError as error:
@@ -89,7 +90,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
     """The model's arrays by name, without a prefix. Raises UserError for a corrupt file and for other types."""
     try:
         with reading_npz(path) as archive:
-            prefix = ""  # `params/img/` in a file with `params/img/cls` and `params/txt/embedding`
+            prefix = ""  # in the end "params/img/" for a file with params/img/cls and params/txt/embedding
             for part in PREFIXES:
                 prefix += part if any(name.startswith(prefix + part) for name in archive) else ""
             if prefix.endswith("img/"):
@@ -137,7 +138,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ViTConfig, Spelling]:
     """Every size from the shapes, and the spelling: `linen` also for big_vision's files, which differ only in the name
-    of the position table; it becomes `TABLE` in `arrays`."""
+    of the position table. Renames it in `arrays`, as `_infer_positions` does."""
     first = "Transformer/encoderblock_0"
     spelling: Spelling = "stored" if f"{first}/{BLOCK_PARTS['stored'][1]}/query/kernel" in arrays else "linen"
     _, msa, _, mlp = BLOCK_PARTS[spelling]
@@ -147,18 +148,8 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
     stem = _infer_body(arrays, "v1", spelling) if any(map(RESNET_ARRAY.match, arrays)) else None
     stride = patch * (stem.stride if stem else 1)
     has_class = "cls" in arrays
-    table = next((name for name in TABLES if name in arrays), None)
-    if table is not None:
-        rows = require_shape("the file", arrays, table, 3)[1]
-        arrays[TABLE] = arrays.pop(table)
-        given_grid = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
-        # The class token, if there is one, has a row; only in tables of the other names it may have none.
-        options = [int(has_class)] if table == TABLE else [int(has_class), 0]
-        grid, class_rows = _infer_grid(rows, options, given_grid)
-    elif spelling == "stored" or width % 4 or width < 8:  # cannot be `sincos2d`, the only kind without a table
-        raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
-    else:
-        grid, class_rows = (max(224 // stride, 1),) * 2, 0
+    sincos_fits = spelling == "linen" and width % 4 == 0 and width >= 8
+    grid, class_rows = _infer_positions(arrays, stride, image_size, sincos_fits)
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
         image_size=as_size(grid[0] * stride, grid[1] * stride),
@@ -171,23 +162,46 @@ def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple
         num_classes=_out_features(arrays, "head") or 0,
         pool="map" if has_map else "token" if has_class else "gap",
         representation_size=_out_features(arrays, "pre_logits"),
-        position="sincos2d" if table is None else "1d",
+        position="1d" if TABLE in arrays else "sincos2d",
         stem=stem,
         variant=Variant(class_position=class_rows == int(has_class)),  # True without a class token
     )
     return config, spelling
 
 
+def _infer_positions(
+    arrays: dict[str, Tensor], stride: int, image_size: ImageSize | None, sincos_fits: bool
+) -> tuple[tuple[int, int], int]:
+    """The grid of patches, and how many rows of the position table are the class token's.
+
+    Renames the table to TABLE. Raises UserError if there is none and the model cannot have sin-cos positions.
+    """
+    table = next((name for name in TABLES if name in arrays), None)
+    if table is None:
+        if not sincos_fits:  # the only kind of positions without a table
+            raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
+        side = max(224 // stride, 1)
+        return (side, side), 0
+    rows = require_shape("the file", arrays, table, 3)[1]
+    arrays[TABLE] = arrays.pop(table)
+    given_grid = None if image_size is None else (pair(image_size)[0] // stride, pair(image_size)[1] // stride)
+    # The class token has a row in a table called TABLE; in a table of another name it may have none.
+    has_class = int("cls" in arrays)
+    class_row_options = [has_class] if table == TABLE else [has_class, 0]
+    return _infer_grid(rows, class_row_options, given_grid)
+
+
 def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
+    """Output size of a layer; None if the file has no such layer."""
     kernel = arrays.get(f"{layer}/kernel")
     return kernel.shape[-1] if kernel is not None and kernel.ndim else None
 
 
-def _infer_grid(rows: int, options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
-    """Grid of a position table, and how many of its `rows` are the class token's, one of `options`. The grid is the
-    `given` one if that fits, otherwise a square."""
-    candidates = [(given, class_rows) for class_rows in options if given]
-    for class_rows in options:
+def _infer_grid(rows: int, class_row_options: list[int], given: tuple[int, int] | None) -> tuple[tuple[int, int], int]:
+    """Grid of a position table, and how many of its `rows` are the class token's, one of `class_row_options`. The grid
+    is the `given` one if that fits, otherwise a square."""
+    candidates = [(given, class_rows) for class_rows in class_row_options if given]
+    for class_rows in class_row_options:
         side = math.isqrt(max(rows - class_rows, 0))
         candidates.append(((side, side), class_rows))
     for grid, class_rows in candidates:

@@ -35,11 +35,11 @@ WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_w
 """Parts of names that torch.compile, FSDP, activation checkpointing and DataParallel insert, at any place."""
 PREFERRED = re.compile(r"(^|[._])(teacher|ema|target_encoder|base_encoder|encoder_q)[._]")
 """Prefixes of the model to evaluate, as in `teacher.backbone.`: DINO's teacher, an average, I-JEPA's encoder."""
-LEFT_OUT = re.compile(
+PRETRAINING_ONLY = re.compile(
     r"decoder[._]|predictor|projector|(dino|ibot)_head\.|head\.(mlp|last_layer|\d+)\b|mask(ed)?_(token|embed)$"
     r"|local_cls_norm\.|n_averaged$"
 )
-"""Parts that only pre-training uses, by timm's names: `decoder_embed.weight`, `mask_token`."""
+"""Tensors, by timm's names, that only pre-training uses: decoders, projection heads, mask tokens."""
 HEAD = re.compile(r"(?:.*\.)?(?:head|heads|classifier|fc|linear)(?=\.)")
 """The layer of a tensor that may be the ViT's head: `module.fc.` of `module.fc.weight`."""
 
@@ -158,7 +158,7 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         stored = dict(tensors)
     naming, prefixes = find_models(where, stored)
     prefix = choose_model(where, prefixes, prefix)
-    by_prefix: dict[str, Tensors] = {}  # the tensors of each model; under "" also those of no model
+    by_prefix: dict[str, Tensors] = {}  # prefix of a model -> its tensors; "" also has those of no model
     for name, tensor in stored.items():
         owner = max(filter(name.startswith, prefixes), key=len, default="")  # the longest prefix that fits
         by_prefix.setdefault(owner, {})[name] = tensor
@@ -169,8 +169,8 @@ def to_timm_names(where: str, tensors: Mapping[str, Tensor], prefix: str | None 
         model, unowned = take_head(model, unowned, width)
     origin = find_origin(naming, stored.keys(), model.keys())
     outside = sorted([*unowned, *itertools.chain(*by_prefix.values())])  # of no model, and of the other models
-    pretraining = [prefix + name for name in model if LEFT_OUT.match(name)]
-    model = {name: tensor for name, tensor in model.items() if not LEFT_OUT.match(name)}
+    pretraining = [prefix + name for name in model if PRETRAINING_ONLY.match(name)]
+    model = {name: tensor for name, tensor in model.items() if not PRETRAINING_ONLY.match(name)}
     if naming is _CLIP:
         model = complete_clip(where, model)
     if origin.code_base == "DINOv3":
@@ -240,8 +240,10 @@ def take_head(model: Tensors, unowned: Tensors, width: int | None) -> tuple[Tens
     linear = [layer for layer in layers.values() if _is_linear(layer, width)]
     if len(linear) != 1:
         return model, unowned
-    model, unowned = ({name: each[name] for name in each if name not in linear[0]} for each in (model, unowned))
-    model |= {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in linear[0].items()}
+    head = linear[0]
+    unowned = {name: tensor for name, tensor in unowned.items() if name not in head}
+    model = {name: tensor for name, tensor in model.items() if name not in head}
+    model |= {f"head.{name.rpartition('.')[2]}": tensor for name, tensor in head.items()}
     model.setdefault("head.bias", model["head.weight"].new_zeros(len(model["head.weight"])))
     return model, unowned
 
@@ -284,9 +286,10 @@ def complete_dinov3(where: str, tensors: Mapping[str, Tensor]) -> tuple[Tensors,
     """The parameters, with zero biases of keys; and timm's argument `num_heads`: a head is four times as wide as there
     are rotary periods. Without valid periods there is no argument. Raises UserError for another model's periods."""
     model = {name: tensor for name, tensor in tensors.items() if not name.endswith(".attn.qkv.bias_mask")}
-    for name in [name for name in model if name.endswith(".attn.qkv.bias") and model[name].ndim]:
+    biases = [name for name, tensor in model.items() if name.endswith(".attn.qkv.bias") and tensor.ndim]
+    for name in biases:
         q, k, v = model[name].tensor_split(3)
-        model[name] = torch.cat([q, torch.zeros_like(k), v])
+        model[name] = torch.cat([q, torch.zeros_like(k), v])  # the file masks the keys' bias
     width = len(model["patch_embed.proj.weight"])
     periods = model.pop("rope_embed.periods", None)
     if periods is None or periods.ndim != 1 or not 0 < 4 * len(periods) <= width:
@@ -298,7 +301,7 @@ def complete_dinov3(where: str, tensors: Mapping[str, Tensor]) -> tuple[Tensors,
 
 
 def complete_clip(where: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The tensors in timm's shapes, with the projection as a head."""
+    """The tensors in timm's shapes, with CLIP's projection as the head. Raises UserError if it is not a plain ViT."""
     if "norm.weight" not in tensors or any(name.startswith("attn_pool.") for name in tensors):
         raise UserError(
             f"{where} is not a ViT of CLIP: its output is pooled by attention (CoCa, Perception Encoder), or has no "
@@ -309,7 +312,7 @@ def complete_clip(where: str, tensors: Mapping[str, Tensor]) -> Tensors:
     if "pos_embed" in model:
         model["pos_embed"] = model["pos_embed"][None]
     if "head.weight" in model and model["head.weight"].ndim == 2:
-        model["head.weight"] = model["head.weight"].T
+        model["head.weight"] = model["head.weight"].T  # CLIP multiplies by it from the right
         model["head.bias"] = model["head.weight"].new_zeros(len(model["head.weight"]))
     if "norm_pre.weight" not in model:
         model["patch_embed.proj.bias"] = torch.zeros_like(model["norm.weight"])
