@@ -44,7 +44,9 @@ def test_equal_outputs(variant: str, dtype: torch.dtype) -> None:
     model, packed = both(dtype, **VARIANTS[variant])
     with torch.inference_mode():
         expected = model(IMAGES).float()
-        torch.testing.assert_close(packed(IMAGES).float(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+        torch.testing.assert_close(
+            packed(IMAGES).float(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03
+        )
         torch.testing.assert_close(packed(IMAGES[:1]).float(), packed(IMAGES).float()[:1], rtol=0, atol=0.03)
     assert expected.std() > 0.1  # not all zeros
     is_fused = variant in ("tanh", "erf", "mlp_norm")
@@ -54,7 +56,9 @@ def test_equal_outputs(variant: str, dtype: torch.dtype) -> None:
 def test_names_and_parameters_stay() -> None:
     model, packed = both()
     assert list(packed.state_dict()) == list(model.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(packed.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(packed.state_dict().values(), model.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("gelu", [None, "tanh", "none"])

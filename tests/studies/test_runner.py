@@ -23,6 +23,7 @@ from vitlab.studies import runner
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import StudyError, StudyPlan, plan, run_study, run_unfinished
 from vitlab.studies.spec import StudyRun, changed
+from vitlab.train import loop
 from vitlab.train.stopping import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
 
@@ -76,6 +77,18 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "SPAWN", multiprocessing.get_context("fork"))
 
 
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study that cannot end before a signal reaches it."""
+    step = loop.train_step
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.05)
+        return step(*args, **options)
+
+    monkeypatch.setattr(loop, "train_step", slow)
+
+
 def test_every_point_is_run_and_reported(quiet: Path) -> None:
     whole = plan(SMALL, "small", quiet)
     results = whole.results.runs
@@ -104,7 +117,7 @@ def once(condition: Callable[[], Any], action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "slow_steps")
 def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path: Path) -> None:
     unfinished = plan(SMALL, "small", tmp_path)
     options = {"processes": 1, "device": "cpu"}
@@ -128,7 +141,7 @@ def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
         run_study(SMALL, plan(SMALL, "small", tmp_path), processes=1, device="cpu")
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "slow_steps")
 def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) -> None:
     whole = plan(SMALL, "small", tmp_path)
     once(lambda: steps_done(tmp_path) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM))

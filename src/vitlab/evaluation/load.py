@@ -49,8 +49,8 @@ def load_for_evaluation(
 ) -> Checkpoint:
     """A checkpoint in evaluation mode on the device of this process.
 
-    Its weights are cast to `options.precision`, as `frozen_dtype` resolves it. Its linear layers are packed where that is
-    faster, unless `pack` is False: `compile_inference` cannot follow packed layers.
+    Its weights are cast to `options.precision`, as `frozen_dtype` resolves it. Its linear layers are packed where that
+    is faster, unless `pack` is False: `compile_inference` cannot follow packed layers.
     Raises UserError for a missing device and, with `require_head`, for a model without a head.
     """
     device = choose_device(world.device(options.device))
