@@ -29,7 +29,7 @@ BASE = (
     *("panels", "preprocessing", "config"),
 )
 RECIPES = ("errors", "settings", "preprocessing", "config", "models.config", "models.registry", "models.resnet_config")
-RECIPES += ("models.image_size", "models.variant")
+RECIPES += ("models.image_size", "models.readout", "models.variant")
 CORE = (*BASE, "models", "data", "weights", "train", "recipes", "evaluation")
 STANDS_ON = {
     "errors": (),

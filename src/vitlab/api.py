@@ -27,6 +27,7 @@ from vitlab.finetuning.protocol import default_workdir, sweep_and_finetune
 from vitlab.finetuning.result import Finetuned
 from vitlab.inspection.page import data_uri
 from vitlab.inspection.write_pages import as_text, default_out, inspect_checkpoint
+from vitlab.models.config import Pool
 from vitlab.recipes import FINETUNE, OPEN, resolve
 from vitlab.recipes.resolve import changes
 from vitlab.settings import nearest
@@ -45,6 +46,8 @@ def finetune(
     recipe: str = "staged",
     data: DataConfig | None = None,
     image_size: int | None = None,
+    layer: int | None = None,
+    pool: Pool | None = None,
     device: str = "auto",
     log: Callable[[str], None] = print_note,
     **settings: Any,
@@ -52,7 +55,8 @@ def finetune(
     """Makes a classifier of the images in `dataset`, such as `folder:PATH` or `csv:PATH`, as `vitlab finetune` does.
 
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
-    whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
+    whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. layer: number of blocks to
+    keep. pool: what represents an image. By default the recipe `staged` chooses both. settings: fields of
     FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
     sweep, and with both `optim.lr` is not used. data: settings of the images, in place of the recipe's; its name is
     `dataset`, and unreadable files of `folder:` and `csv:` are skipped. Raises UserError for bad settings or data.
@@ -73,7 +77,14 @@ def finetune(
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     resolved = resolve(config, given, OPEN.get(recipe, ()), budget=budget is not None)
     folder = default_workdir(dataset) if workdir is None else workdir
-    options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}
+    options: dict[str, Any] = {
+        "image_size": image_size,
+        "layer": layer,
+        "pool": pool,
+        "budget": seconds,
+        "device": device,
+        "log": log,
+    }
     options["open_settings"] = resolved.open_settings
     return sweep_and_finetune(checkpoint or DEFAULT, resolved.config, folder, **options)
 

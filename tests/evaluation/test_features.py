@@ -2,31 +2,27 @@
 
 import copy
 import dataclasses
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
-from image_files import put
 from PIL import Image
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
-from vitlab.evaluation.features import Features, features, frozen_preprocessing, write_features
-from vitlab.evaluation.options import EvalOptions, LoaderOptions
+from vitlab.evaluation.features import Features, features, frozen_preprocessing
+from vitlab.evaluation.options import LoaderOptions
 from vitlab.models import ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
-from vitlab.weights import save_model
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, representation_size=6)
 BATCHES, SKIP = LoaderOptions(4), LoaderOptions(4, on_error="skip")
@@ -221,52 +217,3 @@ def test_several_processes(
     assert all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or len(list((tmp_path / "cache").glob("*.npz"))) == 1
-
-
-def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) -> None:
-    """Both kinds of file hold what a plain forward pass computes; an unreadable image is skipped and counted."""
-    save_model(model, tmp_path / "model")
-    for number in range(6):
-        put(tmp_path / "pets" / "cd"[number % 2] / f"{number}.png", 40 * number)
-    (tmp_path / "pets" / "c" / "2.png").write_bytes(b"not an image")
-    (tmp_path / "pets" / "c" / "4.png").rename(tmp_path / "pets" / "c" / "4\udcff.png")  # a name that is not UTF-8
-    options = EvalOptions(device="cpu", on_error="skip")
-    write = functools.partial(
-        write_features, tmp_path / "model", f"folder:{tmp_path / 'pets'}", options=options, cache=tmp_path / "cache"
-    )
-    result = write(tmp_path / "pets.npz")
-    assert (result["images"], result["skipped"], result["dimensions"]) == (5, 1, 6)
-    with np.load(tmp_path / "pets.npz") as file:
-        arrays = dict(file)
-    names = [Path(path).relative_to(tmp_path / "pets").as_posix() for path in arrays["files"]]
-    assert sorted(names) == ["c/0.png", "c/4\udcff.png", "d/1.png", "d/3.png", "d/5.png"]
-    assert arrays["classes"][arrays["labels"]].tolist() == [name[0] for name in names]
-    images = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in arrays["files"]])
-    with torch.inference_mode():
-        inputs = images.permute(0, 3, 1, 2) / 127.5 - 1
-        expected = model.forward_head(model.forward_features(inputs), pre_logits=True)
-    np.testing.assert_allclose(arrays["features"], expected, atol=1e-5)
-    write(tmp_path / "pets.parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "pets.parquet").to_pydict()
-    escaped = [path.replace("\udcff", r"\udcff") for path in arrays["files"].tolist()]
-    assert (table["file"], table["label"]) == (escaped, [name[0] for name in names])
-    np.testing.assert_array_equal(np.array(table["features"], np.float32), arrays["features"])
-    with pytest.raises(UserError, match=r"give a file that ends in \.npz or \.parquet"):
-        write(tmp_path / "pets.csv")
-
-
-def test_features_are_written_with_several_labels(model: ViT, tmp_path: Path) -> None:
-    labels = {"1.png": "b|a", "2.png": "", "3.png": "a", "0.png": "c"}
-    rows = "".join(f"{name},{several}\n" for name, several in labels.items())
-    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
-    for name in labels:
-        put(tmp_path / name, 9)
-    save_model(model, tmp_path / "model", extra={})
-    for suffix in ("npz", "parquet"):
-        write_features(tmp_path / "model", f"csv:{tmp_path / 'labels.csv'}", tmp_path / f"out.{suffix}")
-    with np.load(tmp_path / "out.npz") as arrays:
-        names = [Path(path).name for path in arrays["files"].tolist()]
-        written = ["|".join(arrays["classes"][row].tolist()) for row in arrays["labels"]]
-    assert dict(zip(names, written, strict=True)) == labels | {"1.png": "a|b"}
-    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
-    assert {Path(path).name: label for path, label in zip(table["file"], table["label"], strict=True)} == labels

@@ -101,13 +101,13 @@ COMPILED = """
 import sys, torch
 from vitlab.data.registry import load_dataset
 from vitlab.evaluation.accuracy import evaluate_checkpoint
-from vitlab.evaluation.features import load_frozen
-from vitlab.evaluation.options import EvalOptions
+from vitlab.evaluation.frozen import FrozenModel
+from vitlab.evaluation.options import FeatureOptions
 from vitlab.train.distributed import SINGLE
 from pathlib import Path
 
 checkpoint, logged = sys.argv[1], []
-eager, compiled = EvalOptions(batch_size=200, device="cpu"), EvalOptions(batch_size=200, device="cpu", compile=True)
+eager, compiled = (FeatureOptions(batch_size=200, device="cpu", compile=compile) for compile in (False, True))
 first, second = (
     evaluate_checkpoint(checkpoint, "digits", options=options, log=logged.append) for options in (eager, compiled)
 )
@@ -118,7 +118,8 @@ assert not (second.losses[:200] == first.losses[:200]).all()  # other kernels
 assert (second.losses[200:] == first.losses[200:]).all()  # the smaller last batch
 folders = [Path(checkpoint, name) for name in ("eager", "compiled")]  # of two caches
 images = load_dataset("digits", "test")
-both = [load_frozen(checkpoint, o, f, logged.append, SINGLE)[2](images).x for o, f in zip((eager, compiled), folders)]
+pairs = zip((eager, compiled), folders)
+both = [FrozenModel.load(checkpoint, o, f, logged.append, SINGLE).features(images).x for o, f in pairs]
 torch.testing.assert_close(both[1], both[0], rtol=1e-4, atol=1e-5)
 """
 

@@ -14,7 +14,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation import load
 from vitlab.evaluation import probe as probes
 from vitlab.evaluation.features import Features, features, frozen_preprocessing
-from vitlab.evaluation.options import EvalOptions
+from vitlab.evaluation.options import FeatureOptions
 from vitlab.evaluation.probe import format_probe, knn, linear_probe, probe_checkpoint
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
@@ -23,7 +23,7 @@ K = 4
 
 GOOGLE = frozen_preprocessing(Preprocessing.google(), (8, 8))
 """Google's few-shot evaluation: 9 is 8 * 256 / 224."""
-CPU = EvalOptions(device="cpu")
+CPU = FeatureOptions(device="cpu")
 
 
 def made(n: int, seed: int, apart: float = 1.0) -> Features:

@@ -120,7 +120,7 @@ def test_the_shortest_budget_yields_a_classifier(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head, without a report; the same command makes the report afterwards."""
-    config, options, log = staged, {"budget": 1.0, "open_settings": OPEN["staged"]}, []
+    config, options, log = staged, {"budget": 0.1, "open_settings": OPEN["staged"]}, []
 
     def write_page(_folder: Path, _images: Any, out: Path, **_settings: Any) -> dict[str, Any]:
         write_bytes(out / "index.html", b"the page")

@@ -50,7 +50,8 @@ def test_equal_outputs(variant: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(packed(IMAGES[:1]).float(), packed(IMAGES).float()[:1], rtol=0, atol=0.03)
     assert expected.std() > 0.1  # not all zeros
     is_fused = variant in ("tanh", "erf", "mlp_norm")
-    assert isinstance(packed.blocks[0].mlp.activation, nn.Identity) == is_fused
+    mlp: Any = packed.blocks[0].mlp
+    assert isinstance(mlp.activation, nn.Identity) == is_fused
 
 
 def test_names_and_parameters_stay() -> None:

@@ -7,6 +7,7 @@ import torch
 from vitlab.errors import UserError
 from vitlab.models import ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_positions
+from vitlab.models.variant import Variant
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
 from vitlab.weights.adapt import adapt
@@ -117,3 +118,87 @@ def test_invalid_options_are_refused(tiny: Callable[..., ViT], options: dict[str
         adapt(model.config, model.state_dict(), **options)
     with pytest.raises(UserError, match="interpolation='bicubic'"):
         adapt(ResNetConfig(), {}, interpolation="bicubic")
+
+
+POOLED: dict[str, dict[str, Any]] = {
+    "1d": {"pool": "token"},
+    "2d": {"pool": "token", "position": "2d"},
+    "both": {"pool": "token+gap", "position": "none"},
+    "gap": {"pool": "gap"},
+    "registers": {"pool": "token", "variant": Variant(registers=2)},
+    "every": {"pool": "token", "position_at": "every"},
+}
+
+
+@pytest.mark.parametrize("case", POOLED)
+@torch.no_grad()
+def test_a_cut_model_computes_as_the_first_blocks(tiny: Callable[..., ViT], case: str) -> None:
+    model = tiny(**{"depth": 3, **POOLED[case]})
+    images = torch.rand(2, 3, 12, 12) * 2 - 1
+    pools: Any = ("token", "gap", "token+gap") if model.config.has_class_token else ("gap",)
+    for depth in (1, 2, 3):
+        ((patches, prefix),) = model.get_intermediate_layers(images, [depth - 1], return_prefix_tokens=True)
+        expected = {"gap": patches.mean(dim=1)}
+        if model.config.has_class_token:
+            expected |= {"token": prefix[:, 0], "token+gap": torch.cat([prefix[:, 0], expected["gap"]], dim=1)}
+        for pool in pools:
+            if pool == "gap" and case == "every":
+                continue
+            config, state = adapt(model.config, model.state_dict(), num_classes=0, depth=depth, pool=pool)
+            cut = build_model(config).eval()
+            cut.load_state_dict(state)
+            torch.testing.assert_close(cut(images), expected[pool])
+            assert isinstance(config, ViTConfig)
+            assert (config.depth, config.pool) == (depth, pool)
+
+
+@pytest.mark.parametrize("case", ["1d", "2d", "both", "registers"])
+@torch.no_grad()
+def test_positions_are_interpolated_before_the_class_token_becomes_a_register(
+    tiny: Callable[..., ViT], case: str
+) -> None:
+    model = tiny(depth=2, **POOLED[case])
+    large = build_model(adapt(model.config, model.state_dict(), image_size=20)[0]).eval()
+    large.load_state_dict(adapt(model.config, model.state_dict(), image_size=20)[1])
+    images = torch.rand(2, 3, 20, 20) * 2 - 1
+    (patches,) = large.get_intermediate_layers(images, [0])  # pyright: ignore[reportCallIssue]
+    options: Any = {"image_size": 20, "num_classes": 0, "depth": 1, "pool": "gap"}
+    config, state = adapt(model.config, model.state_dict(), **options)
+    cut = build_model(config).eval()
+    cut.load_state_dict(state)
+    torch.testing.assert_close(cut(images), patches.mean(dim=1))
+
+
+@torch.no_grad()
+def test_a_class_token_becomes_a_register_and_a_class_token_again(tiny: Callable[..., ViT]) -> None:
+    model = tiny(pool="token", num_classes=0)
+    images = torch.rand(2, 3, 12, 12) * 2 - 1
+    config, state = adapt(model.config, model.state_dict(), pool="gap")
+    back, state = adapt(config, state, pool="token")
+    again = build_model(back).eval()
+    again.load_state_dict(state)
+    torch.testing.assert_close(again(images), model(images))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("settings", "options", "problem"),
+    [
+        ({}, {"depth": 1}, "reset_head=True"),
+        ({}, {"depth": 9, "num_classes": 0}, "1 to 2"),
+        ({"pool": "map"}, {"depth": 1, "num_classes": 0}, "attention pooling"),
+        ({"pool": "map"}, {"pool": "gap", "num_classes": 0}, "attention pooling"),
+        ({}, {"pool": "gap"}, "trained head"),
+        ({"pool": "gap"}, {"pool": "token", "num_classes": 0}, "class token"),
+        ({"position_at": "every"}, {"pool": "gap", "num_classes": 0}, "before the first block"),
+        ({}, {"pool": "mean", "num_classes": 0}, "token, gap, token\\+gap"),
+    ],
+)
+def test_depth_and_pool_that_a_model_cannot_have(
+    tiny: Callable[..., ViT], settings: dict[str, Any], options: Any, problem: str
+) -> None:
+    model = tiny(**settings)
+    with pytest.raises(UserError, match=problem):
+        adapt(model.config, model.state_dict(), **options)
+    with pytest.raises(UserError, match="a ResNet has neither blocks nor tokens"):
+        adapt(ResNetConfig(), {}, **{name: value for name, value in options.items() if name in ("depth", "pool")})

@@ -12,7 +12,14 @@ from tyro.conf import Positional
 from vitlab.commands import IMAGES, Checkpoint, Json, discard, print_note, print_result, read_names
 from vitlab.commands.check import check_inputs
 from vitlab.errors import UserError
-from vitlab.evaluation.options import FEWSHOT_DEFAULTS, EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
+from vitlab.evaluation.options import (
+    FEWSHOT_DEFAULTS,
+    EvalOptions,
+    FeatureOptions,
+    FewShotProtocol,
+    ModelOptions,
+    SplitOptions,
+)
 
 if TYPE_CHECKING:
     from vitlab.evaluation.predict import Prediction
@@ -64,9 +71,9 @@ class Fewshot:
     """One data set or several: names, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     protocol: Annotated[FewShotProtocol, Flat] = FewShotProtocol()
     splits: Annotated[SplitOptions, Flat] = SplitOptions()
-    options: Annotated[EvalOptions, Flat] = FEWSHOT_DEFAULTS
+    options: Annotated[FeatureOptions, Flat] = FEWSHOT_DEFAULTS
     cache: Path | None = None
-    """Folder for the features, by default in the user's cache folder."""
+    """Folder for the features. Default: in the cache folder."""
     out: Path | None = None
     """JSON file for the result."""
     json: Json = False
@@ -74,7 +81,7 @@ class Fewshot:
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
         check_inputs(self.checkpoint, *self.dataset, root=self.splits.root)
-        from vitlab.evaluation.fewshot import fewshot_checkpoint, format_fewshot
+        from vitlab.evaluation.fewshot_checkpoint import fewshot_checkpoint, format_fewshot
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -99,9 +106,9 @@ class Probe:
     l2: tuple[float, ...] | None = None
     """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
     splits: Annotated[SplitOptions, Flat] = SplitOptions()
-    options: Annotated[EvalOptions, Flat] = EvalOptions()
+    options: Annotated[FeatureOptions, Flat] = FeatureOptions()
     cache: Path | None = None
-    """Folder for the features, by default in the user's cache folder."""
+    """Folder for the features. Default: in the cache folder."""
     json: Json = False
 
     def run(self) -> int:
@@ -132,15 +139,15 @@ class Features:
     """Part of the data set; `all` is every image once."""
     root: str | None = None
     """Folder that holds a named data set."""
-    options: Annotated[EvalOptions, Flat] = EvalOptions()
+    options: Annotated[FeatureOptions, Flat] = FeatureOptions()
     cache: Path | None = None
-    """Folder for the features, by default in the user's cache folder."""
+    """Folder for the features. Default: in the cache folder."""
     json: Json = False
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
         check_inputs(self.checkpoint, self.dataset, root=self.root)
-        from vitlab.evaluation.features import write_features
+        from vitlab.evaluation.frozen import write_features
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:

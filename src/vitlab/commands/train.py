@@ -14,6 +14,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import parse_duration
 from vitlab.errors import UserError
 from vitlab.io import check_output
+from vitlab.models.config import Pool
 from vitlab.recipes import FINETUNE
 from vitlab.weights.recommended import DEFAULT
 
@@ -89,6 +90,11 @@ class Finetune:
     image_size: int | None = None
     """Image side in pixels. Default: the recipe's, for `custom` the checkpoint's preprocessing, for `staged` the
     best of up to three for the least-squares head."""
+    layer: int | None = None
+    """Keep this number of blocks. Default: all, for `staged` the best of four for the least-squares head."""
+    pool: Pool | None = None
+    """What represents an image: class token, mean over patches, or both. Default: the checkpoint's own, for `staged`
+    without --layer the best for the least-squares head."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """Folder of the stages and the runs. Default: `runs/finetune-RECIPE`, for any images with the data set's name."""
@@ -118,6 +124,8 @@ class Finetune:
                 self.config,
                 workdir,
                 image_size=self.image_size,
+                layer=self.layer,
+                pool=self.pool,
                 interpolation=self.interpolation,
                 open_settings=self.open_settings,
                 budget=budget,

@@ -11,29 +11,22 @@ matrix, HY are the fitted scores), the classifier of all other rows gives these 
 
     Y_R - (I - H_RR)^-1 (Y - HY)_R.
 
-`vitlab fewshot` calls `fewshot_checkpoint`; a run with `config.fewshot` measures the same while it trains
-(`runs/run.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
+`vitlab fewshot` evaluates a checkpoint (`fewshot_checkpoint.py`); a run with `config.fewshot` measures the same while
+it trains (`runs/run.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
 
     Ridge(x, labels, num_classes=10).correct(test_x, test_labels, [1024.0]).mean()
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import check_source
-from vitlab.display import format_table
-from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features, load_frozen
-from vitlab.evaluation.load import check_train_and_test, computed_in, load_train_and_test
-from vitlab.evaluation.options import FEWSHOT_DEFAULTS, EvalOptions, FewShotProtocol, SplitOptions
-from vitlab.train.distributed import SINGLE, World
-from vitlab.train.workdir import write_json
+from vitlab.errors import UserError
+from vitlab.evaluation.features import Features
+from vitlab.evaluation.load import check_train_and_test
 
 BIAS = 100.0  # so large that the penalty on its weight is negligible
 ROWS = 4096  # test images at a time
@@ -192,95 +185,3 @@ def accuracies(
         ridge = Ridge(train.x[rows], train.labels[rows], len(data.train.classes))
         result.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
     return {shots: np.stack(rows) for shots, rows in result.items()}
-
-
-# ------------------------------------------------------------------------------------------------------ of a checkpoint
-
-
-def fewshot_checkpoint(
-    checkpoint: str | Path,
-    datasets: Sequence[str],
-    protocol: FewShotProtocol = FewShotProtocol(),
-    splits: SplitOptions = SplitOptions(),
-    options: EvalOptions = FEWSHOT_DEFAULTS,
-    *,
-    cache: Path | None = None,
-    out: Path | None = None,
-    log: Callable[[str], None] = lambda _: None,
-    world: World = SINGLE,
-) -> dict[str, Any]:
-    """Few-shot accuracies of a checkpoint, as plain data: a row for every number of shots and data set.
-
-    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` have fewer
-    images than shots and give all of them. Of several l2 one is chosen for each number of shots, by its rank over the
-    data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`; features are cached in
-    `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises UserError for bad settings,
-    data or weights.
-    """
-    if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
-        counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
-        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; there are {counts}.")
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder; give the name of a file.")
-    for name in datasets:
-        check_source(name, splits.root)  # before anything is loaded
-    model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
-    data: list[FewShotData] = []
-    for name in datasets:
-        train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range, options)
-        data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
-    results, skipped = [], []
-    for examples in data:
-        train_features = features_of(examples.train)
-        test_features = features_of(examples.test)
-        results.append(accuracies(examples, train_features, test_features, protocol.l2_grid))
-        skipped.append(train_features.skipped + test_features.skipped)
-    rows = []
-    for k in protocol.shots:
-        best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
-        for name, examples, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
-            rows.append(_row(name, examples, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable))
-    settings = {
-        "shots": list(protocol.shots),
-        "l2": list(protocol.l2_grid),
-        "seeds": None if protocol.original else len(protocol.sample_seeds),
-        "leave_self_out": protocol.leave_self_out,
-        "train_split": splits.train_split or "train",
-        "test_split": splits.test_split,
-        "image_size": list(model.config.image_hw),
-        "preprocessing": preprocessing.to_metadata(),
-        "computed_in": computed_in(model),
-    }
-    report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}
-    if out is not None and world.is_rank_0:
-        write_json(out, report)
-    return report
-
-
-def _row(
-    name: str, data: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
-) -> dict[str, Any]:
-    return {
-        "dataset": name,
-        "shots": shots,
-        "l2": l2,
-        "accuracies": accuracies_by_seed,
-        "mean": float(np.mean(accuracies_by_seed)),
-        "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
-        "train_images": len(data.subsets[shots, 0]),  # with the first seed
-        "test_images": len(data.test),
-        "skipped": skipped,
-        "short_classes": data.short_classes[shots],
-    }
-
-
-def format_fewshot(report: Mapping[str, Any]) -> str:
-    """The result of `fewshot_checkpoint` as a table: mean and standard deviation over seeds."""
-    cells = []
-    for row in report["rows"]:
-        notes = [f"{row['short_classes']} classes have fewer images than shots"] if row["short_classes"] else []
-        notes += [f"{row['skipped']} images could not be read"] if row["skipped"] else []
-        std = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
-        names = {"data set": quoted(row["dataset"]), "shots": row["shots"], "l2": f"{row['l2']:g}"}
-        cells.append({**names, "accuracy": f"{row['mean']:.2%}{std}", "": "; ".join(notes)})
-    return f"{format_table(cells)}\ncomputed in {report['settings']['computed_in']}"

@@ -78,13 +78,73 @@ def least_squares_head(
     fit_all: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
     Raises UserError for fewer than two images or groups.
     """
-    views, images, _ = x.shape
+    views = len(x)
+    _check_images(x.shape[1], groups)
+    ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
+    left_out = _choose_penalty(ridge, labels, views, groups)
+    l2, scale = left_out.l2, left_out.scale
+    metrics = _held_out_metrics(left_out.logits, left_out.targets)
+    if groups is not None and not fit_all:
+        rest = groups < 0
+        ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
+    solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
+    weight = solution[:-1] / ridge.std[:, None]
+    bias = BIAS * solution[-1] - ridge.mean @ weight
+    return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2=l2, loss=left_out.loss, **metrics)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """The scores of images by heads that have not seen them, with the l2 and the scale of least loss."""
+
+    l2: float
+    scale: float
+    loss: float
+    rows: Int[np.ndarray, " r"]
+    """The images."""
+    logits: Tensor
+    """[r, K], float64."""
+    targets: Tensor
+    """As `labels` of `Ridge`."""
+
+    def losses(self) -> Float64[np.ndarray, " r"]:
+        """The loss of each image."""
+        kind: LossKind = "softmax" if self.targets.ndim == 1 else "sigmoid"
+        pairs = zip(self.logits.split(1), self.targets.split(1), strict=True)
+        return np.array([float(classification_loss(logits, target, kind)) for logits, target in pairs])
+
+    def correct(self) -> Bool[np.ndarray, " r"]:
+        """Whether the highest score of each image is (one of) its label(s)."""
+        best = self.logits.argmax(dim=1)
+        hits = best == self.targets if self.targets.ndim == 1 else self.targets.gather(1, best[:, None])[:, 0]
+        return hits.numpy()
+
+
+def leave_one_out(
+    x: Float[np.ndarray, "n D"],
+    labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
+    num_classes: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> LeaveOneOut:
+    """What `least_squares_head` measures on the images that it leaves out. Raises UserError as it does."""
+    _check_images(len(x), groups)
+    return _choose_penalty(Ridge(x, labels, num_classes), labels, 1, groups)
+
+
+def _check_images(images: int, groups: Int[np.ndarray, " n"] | None) -> None:
     if images < 2:
         raise UserError(f"least squares requires two training images or more, not {images}; add images.")
     if groups is not None and (groups == groups[0]).all():
         raise UserError(f"all {images} training images are in one group, so none can be left out; give other groups.")
-    ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
-    scored = np.arange(images) if groups is None else np.flatnonzero(groups >= 0)
+
+
+def _choose_penalty(
+    ridge: Ridge,
+    labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
+    views: int,
+    groups: Int[np.ndarray, " n"] | None,
+) -> LeaveOneOut:
+    scored = np.arange(len(labels)) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
 
@@ -94,14 +154,7 @@ def least_squares_head(
     best = {l2: _best_scale(held_out_scores(l2), targets) for l2 in L2_GRID}
     l2 = min(best, key=lambda l2: best[l2][0])
     loss, scale = best[l2]
-    metrics = _held_out_metrics(held_out_scores(l2) * scale, targets)
-    if groups is not None and not fit_all:
-        rest = groups < 0
-        ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
-    solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
-    weight = solution[:-1] / ridge.std[:, None]
-    bias = BIAS * solution[-1] - ridge.mean @ weight
-    return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2=l2, loss=loss, **metrics)
+    return LeaveOneOut(l2, scale, loss, rows, held_out_scores(l2) * scale, targets)
 
 
 def _best_scale(scores: Tensor, targets: Tensor) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.evaluation.options import LoaderOptions, ModelOptions, SplitOptions
-from vitlab.models.config import check_rgb
+from vitlab.models.config import ViTConfig, check_rgb
 from vitlab.models.vit import Model, evaluation_mode
 from vitlab.train.compile_cache import compile_cache, cpp_compiler
 from vitlab.train.distributed import SINGLE, World
@@ -45,18 +45,21 @@ def load_for_evaluation(
     *,
     require_head: bool = False,
     pack: bool = True,
+    adaptation: Mapping[str, Any] | None = None,
     world: World = SINGLE,
 ) -> Checkpoint:
     """A checkpoint in evaluation mode on the device of this process.
 
     Its weights are cast to `options.precision`, as `frozen_dtype` resolves it. Its linear layers are packed where that
-    is faster, unless `pack` is False: `compile_inference` cannot follow packed layers.
+    is faster, unless `pack` is False: `compile_inference` cannot follow packed layers. adaptation: as in
+    `load_checkpoint`.
     Raises UserError for a missing device and, with `require_head`, for a model without a head.
     """
     device = choose_device(world.device(options.device))
     if device.type == "cpu":
         keep_freed_memory()  # every batch allocates blocks of the same sizes
-    loaded = load_checkpoint(checkpoint, image_size=options.image_size, interpolation=options.interpolation)
+    size, interpolation = options.image_size, options.interpolation
+    loaded = load_checkpoint(checkpoint, image_size=size, interpolation=interpolation, **(adaptation or {}))
     check_rgb(loaded.model.config)
     if require_head and loaded.model.head is None:
         raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
@@ -95,6 +98,12 @@ def computed_in(model: nn.Module) -> str:
     """The type of the model's weights, such as `float32`."""
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return str(dtype).removeprefix("torch.")
+
+
+def represented_by(model: Model) -> dict[str, Any]:
+    """What represents an image, for records: the number of blocks and the pooling of a ViT."""
+    config = model.config
+    return {"depth": config.depth, "pool": config.pool} if isinstance(config, ViTConfig) else {}
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
 """Option groups of the evaluations of a checkpoint, for Python and the command line; torch is not imported."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vitlab.config.data import ReadConfig
 from vitlab.errors import UserError
+from vitlab.models.config import Pool
 from vitlab.models.variant import Interpolation
 from vitlab.settings import Checked, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 
@@ -20,8 +21,8 @@ class ModelOptions(Checked):
     interpolation: Interpolation | None = None
     """Interpolation of position embeddings, by default as in the checkpoint's own library."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of weights and activations; auto is bfloat16 where the device is faster in it, else float32. Only float32
-    computes exactly as the checkpoint."""
+    """Type of weights and activations; auto: bfloat16 where that is faster. Only float32 computes exactly as the
+    checkpoint."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1; auto is the first GPU, or the CPU."""
 
@@ -43,10 +44,29 @@ class EvalOptions(ModelOptions, LoaderOptions, ReadConfig):
     """How a checkpoint is loaded, and how images are read for it."""
 
     compile: bool = False
-    """Compile the model with torch.compile: half a minute or more at the start, then faster on thousands of images."""
+    """Compile with torch.compile: half a minute at the start, then faster on thousands of images."""
 
 
-FEWSHOT_DEFAULTS = EvalOptions(precision="float32")
+@dataclass(frozen=True)
+class FeatureOptions(EvalOptions):
+    """EvalOptions, and which block and pooling represent an image."""
+
+    layer: PositiveInt | Literal["auto"] | None = None
+    """Block that represents an image, from 1; auto: the best for least squares on training images. Default: the
+    last."""
+    pool: Pool | None = None
+    """Class token, mean over patches, or both. Default: the checkpoint's own; with --layer auto the best."""
+
+    @property
+    def adaptation(self) -> dict[str, Any]:
+        """The arguments of `load_model` for `layer` and `pool`, if they are given."""
+        if self.layer is None and self.pool is None:
+            return {}
+        depth = None if self.layer == "auto" else self.layer
+        return {"num_classes": 0, "pre_logits": "drop", "depth": depth, "pool": self.pool}
+
+
+FEWSHOT_DEFAULTS = FeatureOptions(precision="float32")
 """Few-shot accuracies are compared with the paper's."""
 
 

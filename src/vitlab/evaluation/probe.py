@@ -13,9 +13,10 @@ from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluation.features import Features, load_frozen
-from vitlab.evaluation.load import computed_in, device_of, load_train_and_test
-from vitlab.evaluation.options import EvalOptions, SplitOptions
+from vitlab.evaluation.features import Features
+from vitlab.evaluation.frozen import FrozenModel
+from vitlab.evaluation.load import computed_in, device_of, load_train_and_test, represented_by
+from vitlab.evaluation.options import FeatureOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
 KS = (1, 5, 10, 20, 50, 100, 200)
@@ -121,7 +122,7 @@ def probe_checkpoint(
     dataset: str,
     kind: Literal["knn", "linear"],
     splits: SplitOptions = SplitOptions(),
-    options: EvalOptions = EvalOptions(),
+    options: FeatureOptions = FeatureOptions(),
     *,
     ks: Sequence[int] | None = None,
     l2: Sequence[float] | None = None,
@@ -138,20 +139,21 @@ def probe_checkpoint(
         raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
     _check_l2(L2_GRID if l2 is None else l2)
     check_source(dataset, splits.root)  # before anything is loaded
-    model, preprocessing, features_of = load_frozen(checkpoint, options, cache, log, world)
-    parts = load_train_and_test(dataset, splits, options.on_error, world, preprocessing.range, options)
+    frozen = FrozenModel.load(checkpoint, options, cache, log, world)
+    parts = load_train_and_test(dataset, splits, options.on_error, world, frozen.preprocessing.range, options)
     if kind == "knn":
         _choose_ks(ks, len(parts[0]))  # before the features
-    train, test = map(features_of, parts)
+    frozen = frozen.at_best_layer(parts[0])
+    train, test = map(frozen.features, parts)
     classes = len(parts[0].classes)
     if kind == "knn":
-        result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(model))}
+        result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(frozen.model))}
     else:
         groups = parts[0].groups
         val = None
         if (splits.train_split, splits.test_split) == (None, "test") and ":" in dataset:  # your own, maybe with a val
             both = load_dataset(dataset, "trainval", root=splits.root, on_error=options.on_error, read=options)
-            val = None if both.from_val is None else features_of(both.take(np.flatnonzero(both.from_val)))
+            val = None if both.from_val is None else frozen.features(both.take(np.flatnonzero(both.from_val)))
         result = linear_probe(
             train,
             test,
@@ -166,7 +168,8 @@ def probe_checkpoint(
         "train_images": len(train.labels),
         "test_images": len(test.labels),
         "skipped": train.skipped + test.skipped,
-        "computed_in": computed_in(model),
+        "computed_in": computed_in(frozen.model),
+        **represented_by(frozen.model),
         **result,
     }
 

@@ -18,6 +18,7 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.errors import UserError, quoted
 from vitlab.finetuning.budget import Measure, best_size, fit_budget
+from vitlab.finetuning.choose_layer import saved_choice, with_chosen_layer
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, JobClock
@@ -26,9 +27,10 @@ from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.run_job import run_stages, train_and_test
 from vitlab.finetuning.stages import Images
 from vitlab.finetuning.sweep import RunStart
-from vitlab.models.config import ImageSize
+from vitlab.models.config import ImageSize, Pool
 from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.finetune import LAYER
 from vitlab.recipes.resolve import RECIPE, Facts, Resolved, keep_choices, resolve
 from vitlab.recipes.rules import MAX_HELD_OUT, adapt_to_epochs
 from vitlab.runs.cost import ImageCost, measure_cost
@@ -53,6 +55,8 @@ def sweep_and_finetune(
     *,
     open_settings: Collection[str] = (),
     image_size: ImageSize | None = None,
+    layer: int | None = None,
+    pool: Pool | None = None,
     interpolation: Interpolation | None = None,
     budget: float | None = None,
     started: float | None = None,
@@ -70,17 +74,20 @@ def sweep_and_finetune(
 
     budget: seconds from `started` (by `time.monotonic()`; default: now) to the end. open_settings: what `resolve`
     chooses by checkpoint, images and device, or the plan of a budget; config.json says why each has its value.
-    interpolation: of position embeddings, in place of the checkpoint's own. With `config.data.on_error="skip"`
+    layer: number of blocks to keep, in place of all, or of the choice by leave-one-out losses. pool: what represents an
+    image, in place of the checkpoint's own or of that choice. interpolation: of position embeddings, in place of the
+    checkpoint's own. With `config.data.on_error="skip"`
     unreadable images are skipped and listed in the result. The same call resumes an interrupted job, which keeps its
     settings. Raises UserError for bad settings or data, and for a folder with other settings.
     """
     workdir = Path(workdir)
     open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
+    open_settings -= set(LAYER) if layer is not None else set()
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
     context = RunContext(choose_device(world.device(device)), tensorboard, world)
-    facts = Facts(context.device.type, source.config, preprocessing, image_size, interpolation)
+    facts = Facts(context.device.type, source.config, preprocessing, image_size, interpolation, layer, pool)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     _check_rates(config)
     saved = load_reasons(workdir, world)
@@ -96,6 +103,7 @@ def sweep_and_finetune(
     resolved = resolve_by(facts, config)
     _check_settings(resolved.config, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
+    job = dataclasses.replace(job, pool=pool, layers=saved_choice(workdir, world))
     job = _with_held_out(job)
     job = _with_plan(job, workdir, None if budget is None else Clock(budget, started))
     if job.config.data.on_error == "skip":
@@ -204,6 +212,8 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     task = Task(job.config, images, job.open_settings, math.inf if clock is None else clock.seconds)
     measure = _cached_measure(job)
     if not is_resumed:
+        job = with_chosen_layer(job, task, measure, clock)
+        task = dataclasses.replace(task, config=job.config)
         job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:
         what = f"{job.config.steps} steps" if job.config.runs else "the least-squares head alone"
@@ -236,16 +246,16 @@ def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: boo
 
 
 def _cached_measure(job: FinetuneJob) -> Measure:
-    """Measures each image size once, or a second time if a training step is to be timed too."""
+    """Measures each model, at each image size, once, or a second time if a training step is to be timed too."""
     measured: dict[tuple[Any, bool], ImageCost] = {}
 
     def measure(config: FinetuneConfig, train: bool) -> ImageCost:
-        size = config.model.image_size
-        if (size, True) not in measured and (size, train) not in measured:
+        model = config.model
+        if (model, True) not in measured and (model, train) not in measured:
             if not measured:
                 job.log("measuring the speed")
-            measured[size, train] = measure_cost(config.single(), job.splits.train, job.context, train)
-        return measured.get((size, True)) or measured[size, train]
+            measured[model, train] = measure_cost(config.single(), job.splits.train, job.context, train)
+        return measured.get((model, True)) or measured[model, train]
 
     return measure
 

@@ -7,6 +7,7 @@ from typing import Any
 from vitlab.config import FinetuneConfig
 from vitlab.display import preformatted
 from vitlab.errors import quoted
+from vitlab.evaluation.layers import LayerChoice
 from vitlab.evaluation.result import format_evaluation, headline
 from vitlab.finetuning.scores import format_score
 from vitlab.train.run_files import PAGE
@@ -24,8 +25,10 @@ class Finetuned:
     workdir: Path
 
     def summary(self) -> str:
-        """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
+        """Block, learning rates tried, test, runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
+        if layers := result.get("layers"):
+            lines.append(LayerChoice.from_record(layers).describe())
         for score in result.get("sweep", ()):
             chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
             text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"

@@ -41,6 +41,7 @@ MIN_FINAL_FRACTION = 0.6
 def run_stages(job: FinetuneJob, workdir: Path, make_report: Callable[[], bool]) -> dict[str, Any]:
     """All stages, each run in its own folder, and the report of `make_report()`; returns `workdir`/result.json."""
     settings = run_settings("finetune", job.init_id, job.splits, job.config) | {"reasons": job.reasons}
+    settings |= {} if job.layers is None else {"layers": job.layers}
     with Workdir(workdir, settings, tensorboard=False, world=job.context.world) as folder:
         job.log(f"settings: {workdir / 'config.json'}")
         if not folder.finished:
@@ -95,6 +96,8 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
         record |= {"chosen": chosen, "alpha": alpha}
     if left_out := [part for part, fits in clock.decisions.items() if not fits]:
         record["left_out"] = left_out
+    if job.layers is not None:
+        record["layers"] = job.layers
     extra = {"alpha": alpha} if runs and head else {}
     if (threshold := chosen_metrics.get("reject_below")) is not None:
         extra["reject_below"] = threshold

@@ -21,6 +21,10 @@ MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
 MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed
 
 
+Pool = Literal["token", "gap", "token+gap"]
+"""How tokens become one representation, without parameters; see `ViTConfig.pool`."""
+
+
 @dataclass(frozen=True)
 class ViTConfig:
     """One Vision Transformer. The letters in the comments are the paper's (Sec. 3.1, Table 1)."""

@@ -23,7 +23,7 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.fc1 = linear(config.width, config.mlp_dim * (2 if config.variant.swiglu else 1))
-        self.activation = Activation(config.variant)
+        self.activation: nn.Module = Activation(config.variant)
         self.norm = layer_norm(config, config.variant.mlp_norm, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)

@@ -15,9 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.models.encoder import MLP
+from vitlab.models.variant_layers import Activation
 
 Gelu = Literal["tanh", "none"]
 """The argument `approximate` of `F.gelu`."""
+GELUS: dict[str, Gelu] = {"tanh": "tanh", "erf": "none"}
+"""Kind of an `Activation` -> the argument; others are not fused."""
 
 
 class PackedLinear(nn.Module):
@@ -50,7 +53,9 @@ def pack_linear(model: nn.Module) -> None:
 
 def _take_gelu(parent: nn.Module) -> Gelu | None:
     """The GELU after `fc1` of an MLP, which is removed from it; None if the MLP has another activation."""
-    gelu: Gelu | None = {"tanh": "tanh", "erf": "none"}.get(parent.activation.kind) if isinstance(parent, MLP) else None
+    if not isinstance(parent, MLP) or not isinstance(parent.activation, Activation):
+        return None
+    gelu = GELUS.get(parent.activation.kind)
     if gelu is not None:
         parent.activation = nn.Identity()
     return gelu

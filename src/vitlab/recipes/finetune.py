@@ -31,7 +31,8 @@ are those of Google's code. The last row, without a data set, is ours, for any i
 BIT = ("steps", "optim.warmup_steps", "mixup")
 CUSTOM = (*BIT, "batch_size", "sweep_steps", "loss", "model.image_size", "data.eval_resize", "data.eval_interpolation")
 STAGED = ("learning_rates", "held_out", "refit", "runs", "head_views", "data.subset_fraction", "data.min_area")
-OPEN = {"bit": BIT, "bit-small": BIT, "custom": CUSTOM, "staged": (*CUSTOM, *STAGED)}
+LAYER = ("model.depth", "model.pool")
+OPEN = {"bit": BIT, "bit-small": BIT, "custom": CUSTOM, "staged": (*CUSTOM, *STAGED, *LAYER)}
 """Recipe -> the settings that it leaves open, for `resolve` to choose; without a row a recipe has none."""
 
 

@@ -14,9 +14,11 @@ from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.config.train import REQUIRES, has_effect
 from vitlab.errors import UserError
-from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig, ViTConfig
+from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig, Pool, ViTConfig
+from vitlab.models.readout import change_readout
 from vitlab.models.variant import Interpolation, override
 from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.finetune import LAYER
 from vitlab.recipes.rules import adapt_config, bit_hyperrule, default_image_size
 from vitlab.settings import nearest
 
@@ -35,6 +37,7 @@ CLOSED_BY = {
 """A given setting -> the others that are no longer open either."""
 CHOSEN_WITH = {
     "model.image_size": {"data.eval_resize"},  # in proportion to it
+    "model.pool": {"model.variant.registers", "model.variant.class_position"},  # a class token may become a register
     "learning_rates": {"optim.lr"},
     "runs": set(NO_SWEEP),  # the least-squares head alone has none
 }
@@ -66,6 +69,10 @@ class Facts:
     """As the user gives it."""
     interpolation: Interpolation | None = None
     """Of position embeddings, as the user gives it."""
+    layer: int | None = None
+    """Number of blocks to keep, as the user gives it."""
+    pool: Pool | None = None
+    """What represents an image, as the user gives it."""
     examples: int | None = None
     """Training images."""
     num_classes: int | None = None
@@ -114,14 +121,15 @@ def _resolve_finetune(config: Any, given: Container[str], open_settings: frozens
     if config.learning_rates and config.optim.lr not in config.learning_rates:  # the recipe's rate without a sweep
         config = with_settings(config, {"optim.lr": config.learning_rates[0]})
     reasons: list[Reason] = []
+    still_open = open_settings - set(LAYER)  # the checkpoint's own, until images choose
     for why, choose in (("the checkpoint", _choose_by_checkpoint), ("the training images", _choose_by_data)):
         chosen: Any = choose(config, open_settings, facts)
-        reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in open_settings]
+        reasons += [Reason(name, value, why) for name, value in changes(config, chosen) if name in still_open]
         config = chosen
     if facts.examples is not None:  # also what kept the recipe's value: another device could choose differently
         unchanged = open_settings - {reason.setting for reason in reasons}
         values = dict(changes(None, config))
-        reasons += [Reason(name, values[name], RECIPE) for name in sorted(unchanged)]
+        reasons += [Reason(name, values[name], RECIPE) for name in sorted(unchanged & values.keys())]  # of a ViT or not
     return Resolved(config, open_settings, tuple(reasons))
 
 
@@ -196,9 +204,12 @@ def _choose_by_checkpoint(config: Any, open_settings: frozenset[str], facts: Fac
     source, preprocessing = facts.checkpoint, facts.preprocessing
     if source is None:
         return config
-    _check_checkpoint(source, config, facts.interpolation)
+    _check_checkpoint(source, config, facts)
     if facts.interpolation is not None:
         source = override(source, position_interpolation=facts.interpolation)
+    if facts.layer is not None or facts.pool is not None:
+        hidden = {} if config.pre_logits or not isinstance(source, ViTConfig) else {"representation_size": None}
+        source = change_readout(replace(source, **hidden), facts.layer, facts.pool)
     size = facts.image_size
     if size is None and preprocessing is not None and "model.image_size" in open_settings:
         size = default_image_size(source, preprocessing, facts.device_type)
@@ -212,14 +223,14 @@ def _choose_by_checkpoint(config: Any, open_settings: frozenset[str], facts: Fac
     return config
 
 
-def _check_checkpoint(source: ModelConfig, config: Any, interpolation: Interpolation | None) -> None:
+def _check_checkpoint(source: ModelConfig, config: Any, facts: Facts) -> None:
     """Raises UserError for a setting that requires what the checkpoint's model does not have."""
     if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
         raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
     if config.pre_logits and not getattr(source, "representation_size", None):
         raise UserError("pre_logits='keep' keeps the layer before the head, and the checkpoint has none; leave it out.")
-    if interpolation is not None and not isinstance(source, ViTConfig):
-        raise UserError(f"interpolation={interpolation!r} resamples position embeddings, and a ResNet has none.")
+    if facts.interpolation is not None and not isinstance(source, ViTConfig):
+        raise UserError(f"interpolation={facts.interpolation!r} resamples position embeddings, and a ResNet has none.")
 
 
 def _choose_by_data(config: Any, open_settings: frozenset[str], facts: Facts) -> FinetuneConfig:

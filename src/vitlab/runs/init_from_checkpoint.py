@@ -17,12 +17,14 @@ def init_from_checkpoint(
 ) -> Model:
     """The model `config` (see `adapt_config`) with the weights of a checkpoint and a new head of zeros.
 
-    Position embeddings are interpolated, or drawn from `new_positions` except the class token's.
+    Its first blocks are kept if `config` has fewer. Position embeddings are interpolated, or drawn from
+    `new_positions` except the class token's.
     """
     options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes, "pre_logits": "drop"}
     if isinstance(config, ViTConfig):
         options |= {"pre_logits": "keep"} if config.representation_size else {}
         options |= {"dropout": config.dropout, "interpolation": config.variant.position_interpolation}
+        options |= {"depth": config.depth} | ({} if config.pool == "map" else {"pool": config.pool})
     model = load_model(checkpoint, reset_head=True, **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:

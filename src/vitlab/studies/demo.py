@@ -86,8 +86,8 @@ def _compare(out: Path) -> dict[str, Any]:
     sentence = (
         f"Pre-trained on other digits and fine-tuned on 50 images, a Vision Transformer recognizes "
         f"{accuracies['finetune']:.1%} of {len(tests['finetune'].labels)} test images. From scratch on the same 50 "
-        f"images it recognizes {accuracies['scratch']:.1%}. Pre-training is worth {mean:.1f} points "
-        f"(95% interval {low:.1f} to {high:.1f})."
+        f"images it recognizes {accuracies['scratch']:.1%}. Pre-training is worth about {mean:.0f} points "
+        f"(95% interval {low:.0f} to {high:.0f})."
     )
     return {
         **{f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()},

@@ -33,7 +33,7 @@ KINDS = {"report": REPORT, "result": RESULTS, "record": RECORDS}
 """Kind -> patterns of names. The first match counts: CARD belongs to the report, though it also matches `model/*`."""
 MAX_SHOWN = 20
 """Maximum number of differences in a message."""
-IGNORED_SETTINGS = ("microbatch", "reasons")
+IGNORED_SETTINGS = ("microbatch", "reasons", "layers")
 """Keys that may differ: the micro-batch depends on the machine's memory; `reasons` only explain the settings."""
 IMAGE_KEYS = ("images", "classes")
 """Keys with the names and content of the images, by `data.identity.portable_fingerprints`."""

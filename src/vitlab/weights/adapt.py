@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, Pool, ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_offsets, resize_positions
+from vitlab.models.readout import change_readout
 from vitlab.models.variant import Interpolation, override
 
 MAX_PATCHES = 2**16
@@ -28,13 +29,15 @@ def adapt(
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
     in_chans: int | None = None,
-    pool: Literal["token"] | None = None,
+    depth: int | None = None,
+    pool: Pool | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters for another image size or task; the options are as in `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
     size that the patch does not divide or that makes more than MAX_PATCHES; for a head without its hidden layer; for an
-    `interpolation` of a ResNet; and for `in_chans` of a model whose patch embedding has no RGB.
+    `interpolation` of a ResNet; for `in_chans` of a model whose patch embedding has no RGB; for a `depth` or a `pool`
+    that the model cannot have, or that changes the input of a trained head.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
@@ -46,8 +49,6 @@ def adapt(
     reset_head = reset_head or num_classes != config.num_classes
     if pre_logits == "drop":
         new = _drop_pre_logits(new, state, trained_classes=0 if reset_head else config.num_classes)
-    if pool is not None:
-        new = _pool_token(new, state, pool)
     if interpolation is not None:
         if not isinstance(new, ViTConfig):
             raise UserError(f"interpolation={interpolation!r} is for position embeddings, and a ResNet has none.")
@@ -55,6 +56,8 @@ def adapt(
     if in_chans is not None and in_chans != config.in_chans:
         new = _change_channels(new, state, in_chans)
     _resize(config, new, state)
+    if depth is not None or pool is not None:
+        new = _change_readout(new, state, depth, pool, reset_head)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
         _reset_head(new, state)
@@ -86,26 +89,40 @@ def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_clas
     return dataclasses.replace(config, representation_size=None)
 
 
-def _pool_token(config: ModelConfig, state: dict[str, Tensor], pool: str) -> ViTConfig:
-    """The head's input is the class token instead of the mean over patches. Readers load a class token that no head
-    reads as the first register; in place, it becomes the class token again."""
-    if pool != "token":
-        raise UserError(f"pool is {pool!r}; allowed: 'token', or None for the checkpoint's own.")
-    if not isinstance(config, ViTConfig) or config.pool not in ("token", "gap"):
-        raise UserError("pool='token' is for a ViT that averages its patches; leave it out.")
-    if config.pool == "token":
-        return config
-    variant = config.variant
-    has_trained_head = config.num_classes or config.representation_size
-    if not variant.registers or has_trained_head or variant.final_norm != "tokens":
+def _change_readout(
+    config: ModelConfig, state: dict[str, Tensor], depth: int | None, pool: Pool | None, reset_head: bool
+) -> ViTConfig:
+    """The model of fewer blocks, or of another pooling (`change_readout`), in place; the last LayerNorm stays."""
+    new = change_readout(config, depth, pool)
+    assert isinstance(config, ViTConfig)
+    if new != config and config.num_classes and not reset_head:
         raise UserError(
-            "pool='token' requires a class token beside the patches, no head that was trained on their mean "
-            "(num_classes=0 removes it), and a LayerNorm on all tokens; leave it out."
+            f"depth={depth}, pool={pool!r} changes the input of the trained head; add reset_head=True for a new head, "
+            f"or num_classes=0 for none."
         )
-    state["cls"], state["registers"] = state["registers"].tensor_split([1], dim=1)
-    if variant.registers == 1:
-        del state["registers"]
-    return override(config, pool="token", registers=variant.registers - 1, class_position=False)
+    for name in [name for name in state if name.startswith("blocks.") and int(name.split(".")[1]) >= new.depth]:
+        del state[name]
+    if config.position_at == "every":
+        state.update({name: state[name][: new.depth] for name in state if name.startswith("position.")})
+    if config.has_class_token and not new.has_class_token:
+        _class_token_to_register(config, state)
+    elif new.has_class_token and not config.has_class_token:
+        state["cls"], state["registers"] = state["registers"].tensor_split([1], dim=1)
+        if not new.variant.registers:
+            del state["registers"]
+    return new
+
+
+def _class_token_to_register(config: ViTConfig, state: dict[str, Tensor]) -> None:
+    """Makes the class token, with its position embedding, the first register, in place."""
+    token = state.pop("cls")
+    name = {"1d": "position.table", "2d": "position.prefix"}.get(config.position)
+    if name is not None and config.variant.class_position:
+        row, state[name] = state[name].tensor_split([1], dim=1)
+        token = token + row
+        if not state[name].shape[1]:
+            del state[name]
+    state["registers"] = torch.cat([token, state["registers"]], dim=1) if "registers" in state else token
 
 
 def _change_channels(config: ModelConfig, state: dict[str, Tensor], channels: int) -> ViTConfig:

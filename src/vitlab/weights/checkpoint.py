@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import UserError, first_ten
-from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig
+from vitlab.models.config import LEARNED_POSITIONS, ImageSize, ModelConfig, Pool
 from vitlab.models.variant import Interpolation
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
@@ -56,7 +56,8 @@ def load_model(
     interpolation: Interpolation | None = None,
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
-    pool: Literal["token"] | None = None,
+    depth: int | None = None,
+    pool: Pool | None = None,
     assume: Mapping[str, Any] | None = None,
     device: "torch.device | str" = "cpu",
     display_name: str = "",
@@ -74,7 +75,8 @@ def load_model(
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
-    - `pool="token"` takes the class token of a headless model that averages its patches beside one (timm's DINOv3).
+    - `depth` keeps the first blocks, and the last LayerNorm; `pool` makes the class token (`token`), the mean over
+      patches (`gap`) or both (`token+gap`) the representation. Both require a new head, or none.
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass
       from the checkpoint's own position embeddings. A checkpoint that does so by itself has one size with `image_size`.
 
@@ -91,6 +93,7 @@ def load_model(
         "head_bias": head_bias,
         "interpolation": interpolation,
         "in_chans": in_chans,
+        "depth": depth,
         "pool": pool,
     }
     rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
@@ -187,16 +190,18 @@ def load_checkpoint(
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     dynamic_image_size: bool | None = None,
+    **adaptation: Any,
 ) -> Checkpoint:
     """Returns a checkpoint as its library evaluates it: at `image_size`, by default its preprocessing's, which
     may differ from its position embeddings' (DINOv2: 224 and 518).
 
     With `dynamic_image_size` the model keeps the checkpoint's position embeddings, and `preprocessing` its own size.
+    adaptation: `num_classes`, `depth` and `pool` as in `load_model`.
     """
     metadata = load_metadata(path, image_size=None if dynamic_image_size else image_size)
     preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None and not dynamic_image_size else image_size
-    model = _load(path, {"image_size": size, "interpolation": interpolation}, {}, dynamic_image_size)
+    model = _load(path, {"image_size": size, "interpolation": interpolation, **adaptation}, {}, dynamic_image_size)
     if not dynamic_image_size or preprocessing.image_size is None:
         preprocessing = preprocessing.at(model.config.image_size)
     model.preprocessing = preprocessing

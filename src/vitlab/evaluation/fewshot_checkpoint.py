@@ -1,0 +1,146 @@
+"""Few-shot accuracy of a checkpoint on data sets: what `vitlab fewshot` prints. `fewshot.py` has the algebra."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from vitlab.data.registry import check_source
+from vitlab.display import format_table
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.features import Features
+from vitlab.evaluation.fewshot import FewShotData, accuracies, choose_l2, sample_examples
+from vitlab.evaluation.frozen import FrozenModel
+from vitlab.evaluation.layers import Layer, candidates, compare_layers, is_enough, layer_features
+from vitlab.evaluation.load import computed_in, load_train_and_test, represented_by
+from vitlab.evaluation.options import FEWSHOT_DEFAULTS, FeatureOptions, FewShotProtocol, SplitOptions
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.workdir import write_json
+
+
+def fewshot_checkpoint(
+    checkpoint: str | Path,
+    datasets: Sequence[str],
+    protocol: FewShotProtocol = FewShotProtocol(),
+    splits: SplitOptions = SplitOptions(),
+    options: FeatureOptions = FEWSHOT_DEFAULTS,
+    *,
+    cache: Path | None = None,
+    out: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Few-shot accuracies of a checkpoint, as plain data: a row for every number of shots and data set.
+
+    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` have fewer
+    images than shots and give all of them. Of several l2 one is chosen for each number of shots, by its rank over the
+    data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`; features are cached in
+    `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises UserError for bad settings,
+    data or weights.
+    """
+    if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
+        counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
+        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; there are {counts}.")
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file.")
+    for name in datasets:
+        check_source(name, splits.root)  # before anything is loaded
+    frozen = FrozenModel.load(checkpoint, options, cache, log, world)
+    model, preprocessing = frozen.model, frozen.preprocessing
+    data: list[FewShotData] = []
+    for name in datasets:
+        train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range, options)
+        data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
+    evaluated = [_evaluate(frozen, examples, protocol.l2_grid) for examples in data]
+    results = [result for result, _, _ in evaluated]
+    rows = []
+    for k in protocol.shots:
+        best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
+        for name, examples, (result, unreadable, layers), i in zip(datasets, data, evaluated, best, strict=True):
+            row = _row(name, examples, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable)
+            rows.append(row | layers[k])
+    settings = {
+        "shots": list(protocol.shots),
+        "l2": list(protocol.l2_grid),
+        "seeds": None if protocol.original else len(protocol.sample_seeds),
+        "leave_self_out": protocol.leave_self_out,
+        "train_split": splits.train_split or "train",
+        "test_split": splits.test_split,
+        "image_size": list(model.config.image_hw),
+        "preprocessing": preprocessing.to_metadata(),
+        "computed_in": computed_in(model),
+    }
+    report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}
+    if out is not None and world.is_rank_0:
+        write_json(out, report)
+    return report
+
+
+def _evaluate(
+    frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]
+) -> tuple[dict[int, np.ndarray], int, dict[int, dict[str, Any]]]:
+    """Accuracies by shots [S, L], the number of unreadable images, and by shots what represents an image."""
+    layers = candidates(frozen.model.config, frozen.options.pool) if frozen.options.layer == "auto" else ()
+    if not layers:
+        train, test = frozen.features(data.train), frozen.features(data.test)
+        represented = represented_by(frozen.model)
+        shots = {k for k, _ in data.subsets}
+        return accuracies(data, train, test, l2s), train.skipped + test.skipped, dict.fromkeys(shots, represented)
+    settings: dict[str, Any] = {"preprocessing": frozen.preprocessing, "world": frozen.world}
+    trains, tests = (
+        layer_features(frozen.model, part, layers, frozen.options, **settings) for part in (data.train, data.test)
+    )
+    found: dict[int, list[np.ndarray]] = {}
+    chosen: dict[int, list[dict[str, Any]]] = {}
+    for (shots, seed), indices in data.subsets.items():
+        # Each sample chooses by itself: no row sees the labels of more images than its shots.
+        layer = _choose(trains, data, indices)
+        one = dataclasses.replace(data, subsets={(shots, seed): indices})
+        found.setdefault(shots, []).extend(accuracies(one, trains[layer], tests[layer], l2s)[shots])
+        chosen.setdefault(shots, []).append(layer._asdict())
+    skipped = trains[layers[0]].skipped + tests[layers[0]].skipped
+    represented = {shots: {"layers": each} for shots, each in chosen.items()}
+    return {shots: np.stack(rows) for shots, rows in found.items()}, skipped, represented
+
+
+def _choose(trains: Mapping[Layer, Features], data: FewShotData, indices: Int[np.ndarray, " m"]) -> Layer:
+    """The best layer for a sample; the checkpoint's own if it is too small."""
+    own = list(trains)[-1]
+    rows = np.flatnonzero(np.isin(trains[own].indices, indices))
+    classes = len(data.train.classes)
+    if not is_enough(len(rows), classes):
+        return own
+    xs = {layer: each.x[rows] for layer, each in trains.items()}
+    return compare_layers(xs, trains[own].labels[rows], classes).chosen
+
+
+def _row(
+    name: str, data: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
+) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "shots": shots,
+        "l2": l2,
+        "accuracies": accuracies_by_seed,
+        "mean": float(np.mean(accuracies_by_seed)),
+        "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
+        "train_images": len(data.subsets[shots, 0]),  # with the first seed
+        "test_images": len(data.test),
+        "skipped": skipped,
+        "short_classes": data.short_classes[shots],
+    }
+
+
+def format_fewshot(report: Mapping[str, Any]) -> str:
+    """The result of `fewshot_checkpoint` as a table: mean and standard deviation over seeds."""
+    cells = []
+    for row in report["rows"]:
+        notes = [f"{row['short_classes']} classes have fewer images than shots"] if row["short_classes"] else []
+        notes += [f"{row['skipped']} images could not be read"] if row["skipped"] else []
+        std = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
+        names = {"data set": quoted(row["dataset"]), "shots": row["shots"], "l2": f"{row['l2']:g}"}
+        cells.append({**names, "accuracy": f"{row['mean']:.2%}{std}", "": "; ".join(notes)})
+    return f"{format_table(cells)}\ncomputed in {report['settings']['computed_in']}"

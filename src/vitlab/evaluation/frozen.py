@@ -1,0 +1,156 @@
+"""A frozen checkpoint whose representations are evaluated, cached on disk, or written to a file.
+
+`fewshot_checkpoint` and `probe_checkpoint` evaluate them. `layer="auto"` takes the best of several blocks, as
+`layers.py` chooses it on training images.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.data import downloads
+from vitlab.data.dataset import Dataset
+from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.splits import stratified_subset
+from vitlab.errors import UserError
+from vitlab.evaluation.features import Features, features, frozen_preprocessing
+from vitlab.evaluation.layers import choose_layer, images_to_choose, is_enough
+from vitlab.evaluation.load import compile_inference, load_for_evaluation, represented_by
+from vitlab.evaluation.options import FeatureOptions
+from vitlab.io import replacing_file, write_arrays
+from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import SINGLE, World
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """The model of a checkpoint, and how images become its representations."""
+
+    checkpoint: str | Path
+    options: FeatureOptions
+    model: Model
+    preprocessing: Preprocessing
+    cache: Path
+    log: Log
+    world: World
+
+    @classmethod
+    def load(
+        cls, checkpoint: str | Path, options: FeatureOptions, cache: Path | None, log: Log, world: World
+    ) -> "FrozenModel":
+        """Describes the preprocessing to `log`. cache: default: the user's cache folder."""
+        frozen = cls._load(checkpoint, options, cache or downloads.cache_folder() / "features", log, world)
+        log(f"images: {frozen.preprocessing.describe()}")
+        return frozen
+
+    @classmethod
+    def _load(
+        cls, checkpoint: str | Path, options: FeatureOptions, cache: Path, log: Log, world: World
+    ) -> "FrozenModel":
+        compiled = options.compile and options.layer != "auto"  # inner blocks are not compiled
+        loaded = load_for_evaluation(checkpoint, options, pack=not compiled, adaptation=options.adaptation, world=world)
+        if compiled:
+            compile_inference(loaded.model, options.batch_size, log)
+        preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+        return cls(checkpoint, options, loaded.model, preprocessing, cache, log, world)
+
+    def features(self, dataset: Dataset) -> Features:
+        """The features of a data set, computed or read from the cache."""
+        settings: dict[str, Any] = {"preprocessing": self.preprocessing, "cache": self.cache, "world": self.world}
+        return features(self.model, dataset, self.options, **settings)
+
+    def at_best_layer(self, train: Dataset) -> "FrozenModel":
+        """The model cut at the block, and with the pooling, that `layer="auto"` means for these training images; the
+        model as it is for another `layer`, with few images, or without another representation."""
+        if self.options.layer != "auto":
+            return self
+        count, classes = len(train), len(train.classes)
+        if (most := images_to_choose(classes)) < count:
+            train = stratified_subset(train, most / count, seed=0)
+        choice = None
+        if is_enough(len(train), classes):
+            groups = None if train.groups is None else np.unique(train.groups, return_inverse=True)[1]
+            settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
+            choice = choose_layer(self.model, train, self.options, pool=self.options.pool, **settings)
+        if choice is None:
+            self.log(f"no block is chosen: the model has one representation, or {count:,} images are too few")
+            options = dataclasses.replace(self.options, layer=None)
+        else:
+            self.log(choice.describe())
+            options = dataclasses.replace(self.options, layer=choice.chosen.depth, pool=choice.chosen.pool)
+        return self._load(self.checkpoint, options, self.cache, self.log, self.world)
+
+
+def write_features(
+    checkpoint: str | Path,
+    dataset: str,
+    out: Path,
+    split: str = "all",
+    options: FeatureOptions = FeatureOptions(),
+    *,
+    root: str | None = None,
+    cache: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Writes the representation, the path and the label of every readable image, for search and clustering.
+
+    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] of several) and `classes` [K];
+    `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and `features`. Returns
+    the numbers of images and of what is in a representation. Raises UserError for another suffix, and for bad settings,
+    data or weights.
+    """
+    if out.suffix not in (".npz", ".parquet"):
+        raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("a .parquet file requires the package pyarrow: install vitlab's extra data, or give an .npz.")
+    check_source(dataset, root)
+    frozen = FrozenModel.load(checkpoint, options, cache, log, world)
+    given: dict[str, Any] = {"root": root, "on_error": options.on_error, "read": options}
+    given["levels"] = frozen.preprocessing.range
+    with world.rank_0_first():
+        images = load_dataset(dataset, split, **given)
+        train = load_dataset(dataset, "train", **given) if options.layer == "auto" else images
+    frozen = frozen.at_best_layer(train)
+    computed = frozen.features(images)
+    if world.is_rank_0:
+        write = _write_npz if out.suffix == ".npz" else _write_parquet
+        write(out, images, computed)
+    count, width = computed.x.shape
+    result = {"out": str(out), "images": count, "skipped": computed.skipped, "dimensions": width}
+    return result | represented_by(frozen.model)
+
+
+def _write_npz(out: Path, images: Dataset, computed: Features) -> None:
+    sets = images.label_sets
+    labels = computed.labels if sets is None else sets.multi_hot(computed.indices, len(images.classes))
+    files = np.array([images.path(index) for index in computed.indices.tolist()])
+    arrays = {"features": computed.x, "files": files, "labels": labels, "classes": np.array(images.classes)}
+    write_arrays(out, arrays)
+
+
+def _write_parquet(out: Path, images: Dataset, computed: Features) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    def as_utf8(text: str) -> str:
+        """Names of files and folders may be any bytes, and Parquet is UTF-8."""
+        return text.encode(errors="backslashreplace").decode()
+
+    indices = computed.indices.tolist()
+    names = ["|".join(images.classes[label] for label in images.all_labels.of_image(index)) for index in indices]
+    columns = {
+        "file": [as_utf8(images.path(index)) for index in indices],
+        "label": list(map(as_utf8, names)),
+        "features": pyarrow.FixedSizeListArray.from_arrays(computed.x.ravel(), computed.x.shape[1]),
+    }
+    with replacing_file(out) as file:
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)

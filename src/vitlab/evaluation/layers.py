@@ -1,0 +1,215 @@
+"""The block and the pooling that give the best representation of images, by the least-squares head on top of it.
+
+The last block is not always the best: what it computes belongs to the task that the checkpoint was trained for. One
+forward pass gives the tokens after several blocks; the class token, the mean over patches, or both represent the image.
+For each the head (`linear_head.py`) is fitted in closed form, and its leave-one-out loss compares them.
+
+The loss of the best of several is too low, for the same images chose it. The nested estimate leaves an image out of
+the choice too.
+
+    choose_layer(model, dataset).chosen  # Layer(depth=8, pool="token+gap")
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from vitlab.data.dataset import Dataset
+from vitlab.evaluation.features import Features, Representation, features
+from vitlab.evaluation.linear_head import leave_one_out
+from vitlab.evaluation.options import LoaderOptions
+from vitlab.models.config import ModelConfig, Pool, ViTConfig
+from vitlab.models.readout import change_readout
+from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import SINGLE, World
+
+FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
+"""Depths of the blocks that are compared, as fractions of the model's."""
+MAX_IMAGES, MIN_IMAGES = 1_000, 30
+"""Training images that choose. Of more than 500 classes two each; with fewer nothing is chosen."""
+
+
+class Layer(NamedTuple):
+    """A representation: the first `depth` blocks, then the last LayerNorm, then `pool`."""
+
+    depth: int
+    pool: Pool
+
+    def config(self, whole: ViTConfig) -> ViTConfig:
+        """The configuration of the model whose representation it is."""
+        return change_readout(whole, self.depth, self.pool)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Leave-one-out metrics of the least-squares head on a representation."""
+
+    layer: Layer
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The scores of all candidates, and the one of least loss."""
+
+    scores: tuple[Score, ...]
+    """The checkpoint's own representation is the last."""
+    chosen: Layer
+    nested_loss: float
+    """Each image by the candidate that the other images choose."""
+    nested_accuracy: float
+    images: int
+    """Training images that chose."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        rows = [{**score.layer._asdict(), "loss": score.loss, "accuracy": score.accuracy} for score in self.scores]
+        nested = {"loss": self.nested_loss, "accuracy": self.nested_accuracy}
+        return {"chosen": self.chosen._asdict(), "images": self.images, "nested": nested, "candidates": rows}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "LayerChoice":
+        rows, nested = record["candidates"], record["nested"]
+        scores = tuple(Score(Layer(row["depth"], row["pool"]), row["loss"], row["accuracy"]) for row in rows)
+        return cls(scores, Layer(**record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
+
+    def describe(self) -> str:
+        """`block 8 of 12, token+gap: leave-one-out accuracy 77.0%, ...`"""
+        own = self.scores[-1]
+        text = f"block {self.chosen.depth} of {own.layer.depth}, {self.chosen.pool}"
+        if self.chosen == own.layer:
+            return f"{text}: no other block or pooling has a lower loss on {self.images:,} images"
+        best = next(score for score in self.scores if score.layer == self.chosen)
+        nested = f"{self.nested_accuracy:.1%} with the choice left out too"
+        whole = f"block {own.layer.depth}, {own.layer.pool}: {own.accuracy:.1%}"
+        return f"{text}: accuracy of images left out {best.accuracy:.1%}, {nested} ({whole}), on {self.images:,} images"
+
+
+def candidates(config: ModelConfig, pool: Pool | None = None) -> tuple[Layer, ...]:
+    """The representations to compare, the model's own last; with `pool`, only those.
+
+    Empty for models that have no other: ResNets, distilled ones, and those with a layer before the head, attention
+    pooling or a LayerNorm after the mean.
+    """
+    if not isinstance(config, ViTConfig) or config.pool == "map" or config.representation_size:
+        return ()
+    if config.variant.final_norm != "tokens" or config.variant.distilled:
+        return ()
+    pools: Sequence[Pool] = ("gap",)
+    if config.has_class_token:
+        pools = ("token", "gap", "token+gap") if config.position_at == "stem" else ("token", "token+gap")
+    depths = sorted({max(round(fraction * config.depth), 1) for fraction in FRACTIONS})
+    own = Layer(config.depth, config.pool)
+    layers = [Layer(depth, each) for depth in depths for each in pools if pool in (None, each)]
+    return (*(layer for layer in layers if layer != own), *([own] if own in layers else []))
+
+
+def images_to_choose(num_classes: int) -> int:
+    """The most training images that choose."""
+    return max(MAX_IMAGES, 2 * num_classes)
+
+
+def is_enough(images: int, num_classes: int) -> bool:
+    """Whether so many training images can choose: leaving one out must leave its class."""
+    return images >= max(MIN_IMAGES, 2 * num_classes)
+
+
+def choose_layer(
+    model: Model,
+    dataset: Dataset,
+    options: LoaderOptions = LoaderOptions(),
+    *,
+    preprocessing: Preprocessing | None = None,
+    pool: Pool | None = None,
+    groups: Int[np.ndarray, " n"] | None = None,
+    world: World = SINGLE,
+) -> LayerChoice | None:
+    """The candidate of least leave-one-out loss on a data set; None for a model without other candidates.
+
+    pool: of all candidates, if given. groups: of the images, each left out as a whole. Unreadable images have no part.
+    """
+    if not (layers := candidates(model.config, pool)):
+        return None
+    computed = layer_features(model, dataset, layers, options, preprocessing=preprocessing, world=world)
+    indices, labels = computed[layers[0]].indices, computed[layers[0]].labels
+    known: Any = labels if dataset.label_sets is None else dataset.label_sets.multi_hot(indices, len(dataset.classes))
+    xs = {layer: each.x for layer, each in computed.items()}
+    given = (xs, known, len(dataset.classes), None if groups is None else groups[indices])
+    return LayerChoice.from_record(world.broadcast_object(lambda: compare_layers(*given).to_record()))
+
+
+def layer_features(
+    model: Model,
+    dataset: Dataset,
+    layers: Sequence[Layer],
+    options: LoaderOptions = LoaderOptions(),
+    *,
+    preprocessing: Preprocessing | None = None,
+    world: World = SINGLE,
+) -> dict[Layer, Features]:
+    """The features of a data set in each of these representations, by one forward pass (see `features`)."""
+    assert isinstance(model.config, ViTConfig)
+    depths = sorted({layer.depth for layer in layers})
+    pools = {part for layer in layers for part in layer.pool.split("+")}
+    columns = [(depth, part) for depth in depths for part in ("token", "gap") if part in pools]
+
+    def compute(model: Any, images: Tensor) -> Tensor:
+        outputs = model.get_intermediate_layers(images, [depth - 1 for depth in depths], return_prefix_tokens=True)
+        tokens = {
+            (depth, part): prefix_tokens[:, 0] if part == "token" else patches.mean(dim=1)
+            for depth, (patches, prefix_tokens) in zip(depths, outputs, strict=True)
+            for part in pools
+        }
+        return torch.cat([tokens[column] for column in columns], dim=1)
+
+    representation = Representation(len(columns) * model.config.width, compute)
+    description = f"representations of {len(depths)} blocks"
+    given: dict[str, Any] = {"preprocessing": preprocessing, "description": description, "world": world}
+    computed = features(model, dataset, options, representation=representation, **given)
+    parts = dict(zip(columns, np.split(computed.x, len(columns), axis=1), strict=True))
+    return {
+        layer: replace(computed, x=np.concatenate([parts[layer.depth, part] for part in layer.pool.split("+")], axis=1))
+        for layer in layers
+    }
+
+
+def compare_layers(
+    xs: Mapping[Layer, Float[np.ndarray, "n _"]],
+    labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
+    num_classes: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> LayerChoice:
+    """Fits the head to each of these representations of the same images; the model's own is the last.
+
+    groups: each left out as a whole, as in `least_squares_head`.
+    """
+    fits = [leave_one_out(x, labels, num_classes, groups) for x in xs.values()]
+    losses, hits = np.stack([fit.losses() for fit in fits]), np.stack([fit.correct() for fit in fits])
+    means = zip(xs, losses.mean(axis=1).tolist(), hits.mean(axis=1).tolist(), strict=True)
+    scores = tuple(Score(*row) for row in means)
+    rows = fits[0].rows
+    units = np.arange(len(rows)) if groups is None or (groups[rows] == groups[rows[0]]).all() else groups[rows]
+    return LayerChoice(scores, list(xs)[_best(losses.sum(axis=1))], *_nested(losses, hits, units), len(rows))
+
+
+def _best(losses: Float64[np.ndarray, "C *m"]) -> Any:
+    """The candidate of least loss; the last of several."""
+    return len(losses) - 1 - losses[::-1].argmin(axis=0)
+
+
+def _nested(
+    losses: Float64[np.ndarray, "C r"], hits: Bool[np.ndarray, "C r"], units: Int[np.ndarray, " r"]
+) -> tuple[float, float]:
+    """Loss and accuracy of each image by the candidate that all images but those of its unit choose."""
+    _, unit = np.unique(units, return_inverse=True)
+    sums = np.stack([np.bincount(unit, weights=loss) for loss in losses])  # of each unit
+    chosen = _best(losses.sum(axis=1, keepdims=True) - sums)[unit]
+    rows = np.arange(losses.shape[1])
+    return float(losses[chosen, rows].mean()), float(hits[chosen, rows].mean())
