@@ -57,7 +57,7 @@ def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str
     dataset, _, shots = name.partition(":")
     folder = draw(given.data, dataset, int(shots), seed, given.test_images)
     loaded = load_for_evaluation(checkpoint, ModelOptions(image_size=given.image_size, device="cpu"))
-    train, test = (load_dataset(f"folder:{folder}", split) for split in ("train", "test"))
+    train, test = (load_dataset(f"folder:{folder}", split) for split in ("trainval", "test"))
     layers = candidates(loaded.model.config)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     parts = [layer_features(loaded.model, part, layers, preprocessing=preprocessing) for part in (train, test)]
