@@ -44,6 +44,16 @@ def test_a_narrow_terminal_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
+def test_what_all_rows_share_stands_once_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    rows = [{"model": f"ViT-{size}", "dataset": "JFT-300M", "other": 3 * size, "batch": 4096} for size in "BL"]
+    lines = format_table(rows).splitlines()
+    assert lines[-1] == "all rows: batch 4,096"
+    assert sum("4,096" in line for line in lines) == 1
+    assert {"BBB", "LLL"} <= set(" ".join(lines).split())
+    assert "batch: 4,096" in format_table(rows[:1])
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock finds it two seconds later."""

@@ -158,7 +158,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False, opti
 
     Integers get thousands separators; format other numbers before. None and False are empty, True is "yes".
     On a terminal that is too narrow, columns that are `optional` are left out, then texts are wrapped between words,
-    then last columns go below their row.
+    then last columns go below their row, or, where all rows share a value, below the table.
     """
     if not rows:
         return ""
@@ -171,6 +171,7 @@ def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False, opti
     width = screen_width(sys.stdout) or sys.maxsize
     widths = _fit_columns(cells, optional, width)
     below = [name for name in names if name not in widths and name not in optional]
+    shared = [name for name in below if len(rows) > 1 and len({row[name] for row in cells[1:]}) == 1]
     lines = []
     for row in cells:
         parts = [[row[name]] if len(row[name]) <= size else _wrap(row[name], size) for name, size in widths.items()]
@@ -178,8 +179,10 @@ def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False, opti
             aligned = zip(widths.items(), line, strict=True)
             padded = (cell.rjust(size) if name in right else cell.ljust(size) for (name, size), cell in aligned)
             lines.append("  ".join(padded).rstrip())
-        notes = [f"{name}: {row[name]}" for name in below if row[name] and row is not cells[0]]
+        notes = [f"{name}: {row[name]}" for name in below if row[name] and row is not cells[0] and name not in shared]
         lines += _wrap(" · ".join(notes), width, initial_indent="    ", subsequent_indent="    ")
+    if of_all := [f"{name} {cells[1][name]}" for name in shared if cells[1][name]]:
+        lines += _wrap(f"all rows: {', '.join(of_all)}", width)
     return "\n".join(lines)
 
 
