@@ -38,6 +38,8 @@ CPU_MEMORY = 4.0  # GiB
 MAX_BATCH = 2**15
 MIN_GAIN = 1.05
 """A batch twice as large must be this much faster to be chosen."""
+MAX_STEP_SECONDS = 1.0
+"""No larger batch is tried than one whose step takes this long."""
 MODEL, CEILING = "model", "ceiling"
 TITLES = {"infer": "Inference", "train": "Training"}
 Key = tuple[Mode, str, int]
@@ -214,13 +216,15 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
 
 
 def fastest_batch(spec: StepSpec, fits: Callable[[int], bool]) -> int:
-    """The power of two that fits at which the model is fastest; ends after two doublings without a gain."""
+    """The power of two that fits at which the model is fastest; ends after two doublings without a gain, and with a
+    step of MAX_STEP_SECONDS."""
     best = batch = 1
-    best_rate = 0.0
+    best_rate = seconds = 0.0
     without_gain = 0
-    while without_gain < 2 and batch <= MAX_BATCH and fits(batch):
+    while without_gain < 2 and seconds < MAX_STEP_SECONDS and batch <= MAX_BATCH and fits(batch):
         step = build(dataclasses.replace(spec, batch=batch, compile=False))
-        rate = batch / min(measure.timer(step).timeit(1).mean for _ in range(2))
+        seconds = min(measure.timer(step).timeit(1).mean for _ in range(2))
+        rate = batch / seconds
         without_gain += 1
         if rate > MIN_GAIN * best_rate:
             best, best_rate, without_gain = batch, rate, 0
