@@ -39,7 +39,7 @@ from vitlab.evaluation.linear_head import least_squares_head
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16
-from vitlab.train.optim import create_optimizer
+from vitlab.train.optim import parameter_groups
 from vitlab.train.precision import frozen_dtype, keep_freed_memory, prepare_for_inference
 from vitlab.weights import load_metadata, load_model
 
@@ -115,12 +115,13 @@ def adapt(model: Any, pixels: Tensor, given: Arguments, seed: int) -> int:
     """Trains `model`, which has no head, on uint8 images [N, H, W, 3] for `given.seconds`; returns the steps."""
     generator = torch.Generator().manual_seed(seed)
     rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
     projector = Projector(model.config.num_features)
-    optimizer = create_optimizer(model.named_parameters(), dataclasses.replace(OPTIM, lr=given.lr))
-    groups = [{**group, "params": [p for _, p in group["params"]]} for group in optimizer.param_groups]
-    groups.append({"params": list(projector.parameters()), "lr": PROJECTOR_LR, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    rates = [group["lr"] * group.get("lr_scale", 1.0) for group in optimizer.param_groups]
+    groups = parameter_groups(model.named_parameters(), dataclasses.replace(OPTIM, lr=given.lr))
+    named = [(f"projector.{name}", parameter) for name, parameter in projector.named_parameters()]
+    groups.append({"params": named, "lr": PROJECTOR_LR, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups)
+    rates = [group["lr"] for group in optimizer.param_groups]  # with the layer decay
     transform = TrainTransform((given.image_size,) * 2, min_area=0.3)
     model.train()
     started, step = time.monotonic(), 0
@@ -184,9 +185,11 @@ def pixels_of(dataset: Dataset, size: int, preprocessing: Preprocessing) -> Tens
 # ------------------------------------------------------------------------------------------------------ the comparison
 
 
-def evaluate(model: Any, labeled: Dataset, test: Dataset, preprocessing: Preprocessing) -> tuple[Layer, float]:
-    """The block of least leave-one-out loss, and the test accuracy of the head on it."""
-    layers, options = candidates(model.config), LoaderOptions(64)
+def evaluate(
+    model: Any, labeled: Dataset, test: Dataset, preprocessing: Preprocessing, layers: tuple[Layer, ...] = ()
+) -> tuple[Layer, float]:
+    """The layer of least leave-one-out loss (of `layers`, or of all), and the test accuracy of the head on it."""
+    layers, options = layers or candidates(model.config), LoaderOptions(64)
     model, cpu = copy.deepcopy(model), torch.device("cpu")
     prepare_for_inference(model, cpu, frozen_dtype("auto", cpu))
     train_x, test_x = (
@@ -207,16 +210,18 @@ def measure(given: Arguments, domain: str, seed: int) -> dict[str, Any]:
     preprocessing = frozen_preprocessing(Preprocessing.read(metadata, given.checkpoint), whole.config.image_hw)
     labeled = {shots: train.take(rows) for shots in SHOTS if (rows := draw(train, domain, shots, seed)) is not None}
     before = {shots: evaluate(whole, images, test, preprocessing) for shots, images in labeled.items()}
-    start, _ = before[max(before)]
+    start, _ = before[min(before)]  # the labels of the larger sets have no part in it
     model = load_model(given.checkpoint, **options, depth=start.depth, pool=start.pool)
     unlabeled = np.random.default_rng(seed).permutation(len(train))[:MAX_UNLABELED]
     steps = adapt(model, pixels_of(train.take(unlabeled), given.image_size, preprocessing), given, seed)
-    after = {shots: evaluate(model, images, test, preprocessing) for shots, images in labeled.items()}
-    rows = [
-        {"labels": shots, "before": before[shots][1], "after": after[shots][1], "layer": before[shots][0]._asdict()}
-        | {"layer_after": after[shots][0]._asdict()}
-        for shots in labeled
-    ]
+    rows = []
+    for shots, images in labeled.items():
+        _, same_layer = evaluate(whole, images, test, preprocessing, (start,))
+        _, adapted = evaluate(model, images, test, preprocessing, (start,))
+        layer, best = evaluate(model, images, test, preprocessing)
+        row = {"labels": shots, "best_before": before[shots][1], "layer_before": before[shots][0]._asdict()}
+        row |= {"before": same_layer, "after": adapted, "best_after": best, "layer_after": layer._asdict()}
+        rows.append(row)
     return {"start": start._asdict(), "unlabeled": len(unlabeled), "steps": steps, "accuracies": rows}
 
 
@@ -233,7 +238,8 @@ def main() -> None:
                 continue
             rows.append(keys | measure(given, domain, seed))
             for row in rows[-1]["accuracies"]:
-                text = f"{row['labels']} labels: {row['before']:.1%} -> {row['after']:.1%}"
+                text = f"{row['labels']} labels: best block {row['best_before']:.1%} -> {row['best_after']:.1%}, "
+                text += f"block {rows[-1]['start']['depth']} {row['before']:.1%} -> {row['after']:.1%}"
                 print(f"{domain}, seed {seed}, {text}", flush=True)
             lines.append(json.dumps(rows[-1]))
             if given.out is not None:

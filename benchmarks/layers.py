@@ -31,6 +31,7 @@ from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.probe import knn
 
 NEIGHBORS = 5
+ADAPTATION = {"num_classes": 0, "pre_logits": "drop"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def test_accuracy(train: Features, test: Features, num_classes: int) -> dict[str
 def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str, Any]:
     dataset, _, shots = name.partition(":")
     folder = draw(given.data, dataset, int(shots), seed, given.test_images)
-    loaded = load_for_evaluation(checkpoint, ModelOptions(image_size=given.image_size, device="cpu"))
+    loaded = load_for_evaluation(
+        checkpoint, ModelOptions(image_size=given.image_size, device="cpu"), adaptation=ADAPTATION
+    )
     train, test = (load_dataset(f"folder:{folder}", split) for split in ("trainval", "test"))
     layers = candidates(loaded.model.config)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)

@@ -312,8 +312,8 @@ CLAIMS = (
     Claim(
         "The block that represents images best is found without training, and without test images",
         "python benchmarks/layers.py DATA S14",
-        "Test accuracy in % of the least-squares head on a frozen ViT-S/14 at 112 pixels, three seeds. These weights were "
-        "fine-tuned for saliency, which harms their last blocks; a checkpoint of another kind may gain less.",
+        "Test accuracy in % of the least-squares head on a frozen ViT-S/14 at 112 pixels, three seeds. These weights "
+        "were fine-tuned for saliency, which harms their last blocks; another checkpoint may gain less.",
         "finetuning.md#which-block-which-pooling",
         layers,
     ),
@@ -329,7 +329,7 @@ CLAIMS = (
         "On a CPU it trains faster than timm's default, and is at least as fast at inference",
         "python benchmarks/train_cpu.py && python benchmarks/peer_speed.py ViT-S/16",
         "Most of the difference is the attention kernel: with plain attention, timm is as fast on three of four "
-        "[machines](records/index.md#machines). OpenVINO's own precision is the faster one, as vitlab's. On C, Ti/16 was trained, not S/16.",
+        "[machines](records/index.md#machines). OpenVINO is a little faster. On C, Ti/16 was trained, not S/16.",
         "speed.md#training-speed-on-a-cpu",
         cpu,
     ),

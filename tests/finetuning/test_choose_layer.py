@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from staged_job import tune
 
@@ -92,3 +93,44 @@ def test_a_job_of_another_size_with_the_mean_over_patches(
     config: Any = load_model(tmp_path / "job" / "model").config
     assert (config.depth, config.pool, config.image_size) == (1, "gap", 16)
     assert "layers" not in result.result
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_job_with_a_given_pool_resumes(workdir: Path, head_alone: FinetuneConfig, tmp_path: Path) -> None:
+    """A pool makes the class token a register. Without the flag, the folder is of another job."""
+    options: dict[str, Any] = {"open_settings": LAYER, "pool": "gap"}
+    first = tune(workdir, head_alone, tmp_path / "job", **options)
+    assert first.result["layers"]["chosen"]["pool"] == "gap"
+    (tmp_path / "job" / "result.json").unlink()
+    assert tune(workdir, head_alone, tmp_path / "job", **options).result == first.result
+    with pytest.raises(UserError, match=r"model\.pool"):
+        tune(workdir, head_alone, tmp_path / "job", open_settings=LAYER, pool="token+gap")
+
+
+@pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("budget", [1e-3, 20.0])
+def test_a_budget_bounds_the_images_that_choose(
+    budget: float, workdir: Path, head_alone: FinetuneConfig, tmp_path: Path
+) -> None:
+    """With no time left, all blocks are kept."""
+    logged: list[str] = []
+    open_settings = (*LAYER, "runs", "data.subset_fraction")
+    tune(workdir, head_alone, tmp_path / "job", open_settings=open_settings, budget=budget, log=logged.append)
+    kept = [line for line in logged if line.startswith("all blocks are kept: 0 training images")]
+    assert len(kept) == (budget < 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (None, True),
+        (np.zeros(100, int), False),
+        (np.repeat(np.arange(10), 10), True),
+        (np.r_[np.zeros(9, int), -np.ones(91, int)], False),
+    ],
+)
+def test_groups_that_can_be_left_out(groups: Any, expected: bool) -> None:
+    """One group, or a val split of a few images, cannot choose."""
+    assert layers.is_enough(100, 10, groups) == expected
+    assert not layers.is_enough(29, 2, None if groups is None else groups[:29])
+    assert not layers.is_enough(100, 51, groups)

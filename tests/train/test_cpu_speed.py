@@ -60,7 +60,12 @@ def test_measured_once(
     assert len(list(file.parent.iterdir())) == 2
 
 
-def test_packed_is_measured_for_each_dtype(seconds: list[float]) -> None:
+def test_packed_is_measured_for_each_dtype(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 only where oneDNN has it: it raises elsewhere."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert not cpu_is_faster_packed(torch.bfloat16)
+    forget()
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     seconds[:] = [1.0, 0.5, 1.0, 2.0]
     assert cpu_is_faster_packed(torch.float32)
     assert not cpu_is_faster_packed(torch.bfloat16)

@@ -110,11 +110,13 @@ def _choose(trains: Mapping[Layer, Features], data: FewShotData, indices: Int[np
     """The best layer for a sample; the checkpoint's own if it is too small."""
     own = list(trains)[-1]
     rows = np.flatnonzero(np.isin(trains[own].indices, indices))
-    classes = len(data.train.classes)
-    if not is_enough(len(rows), classes):
+    classes, groups = len(data.train.classes), data.train.groups
+    if groups is not None:
+        groups = np.unique(groups[trains[own].indices[rows]], return_inverse=True)[1]
+    if not is_enough(len(rows), classes, groups):
         return own
     xs = {layer: each.x[rows] for layer, each in trains.items()}
-    return compare_layers(xs, trains[own].labels[rows], classes).chosen
+    return compare_layers(xs, trains[own].labels[rows], classes, groups).chosen
 
 
 def _row(

@@ -68,16 +68,18 @@ class FrozenModel:
         return features(self.model, dataset, self.options, **settings)
 
     def at_best_layer(self, train: Dataset) -> "FrozenModel":
-        """The model cut at the block, and with the pooling, that `layer="auto"` means for these training images; the
-        model as it is for another `layer`, with few images, or without another representation."""
+        """The model cut at the block that `layer="auto"` chooses on these training images.
+
+        Unchanged for another `layer`. Where nothing can be chosen, the checkpoint's own representation.
+        """
         if self.options.layer != "auto":
             return self
         count, classes = len(train), len(train.classes)
         if (most := images_to_choose(classes)) < count:
             train = stratified_subset(train, most / count, seed=0)
+        groups = None if train.groups is None else np.unique(train.groups, return_inverse=True)[1]
         choice = None
-        if is_enough(len(train), classes):
-            groups = None if train.groups is None else np.unique(train.groups, return_inverse=True)[1]
+        if is_enough(len(train), classes, groups):
             settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
             choice = choose_layer(self.model, train, self.options, pool=self.options.pool, **settings)
         if choice is None:

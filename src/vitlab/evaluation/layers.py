@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.data.dataset import Dataset
 from vitlab.evaluation.features import Features, Representation, features
-from vitlab.evaluation.linear_head import leave_one_out
+from vitlab.evaluation.linear_head import MAX_CLASSES, leave_one_out
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.models.config import ModelConfig, Pool, ViTConfig
 from vitlab.models.readout import change_readout
@@ -32,7 +32,7 @@ from vitlab.train.distributed import SINGLE, World
 FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
 """Depths of the blocks that are compared, as fractions of the model's."""
 MAX_IMAGES, MIN_IMAGES = 1_000, 30
-"""Training images that choose. Of more than 500 classes two each; with fewer nothing is chosen."""
+"""Most and fewest training images for the choice; at least two of each class, if that is more."""
 
 
 class Layer(NamedTuple):
@@ -81,7 +81,7 @@ class LayerChoice:
         return cls(scores, Layer(**record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
 
     def describe(self) -> str:
-        """`block 8 of 12, token+gap: leave-one-out accuracy 77.0%, ...`"""
+        """`block 8 of 12, token+gap: accuracy of images left out 77.0%, ...`"""
         own = self.scores[-1]
         text = f"block {self.chosen.depth} of {own.layer.depth}, {self.chosen.pool}"
         if self.chosen == own.layer:
@@ -112,13 +112,18 @@ def candidates(config: ModelConfig, pool: Pool | None = None) -> tuple[Layer, ..
 
 
 def images_to_choose(num_classes: int) -> int:
-    """The most training images that choose."""
+    """The most training images that the choice is made on."""
     return max(MAX_IMAGES, 2 * num_classes)
 
 
-def is_enough(images: int, num_classes: int) -> bool:
-    """Whether so many training images can choose: leaving one out must leave its class."""
-    return images >= max(MIN_IMAGES, 2 * num_classes)
+def is_enough(images: int, num_classes: int, groups: Int[np.ndarray, " n"] | None = None) -> bool:
+    """Whether so many training images can choose: leaving one out must leave its class, a group another group.
+
+    groups: as in `Ridge.leave_one_out`, whose images with a negative group are never left out.
+    """
+    if groups is not None and ((groups == groups[0]).all() or np.count_nonzero(groups >= 0) < MIN_IMAGES):
+        return False
+    return num_classes <= MAX_CLASSES and images >= max(MIN_IMAGES, 2 * num_classes)
 
 
 def choose_layer(
@@ -174,10 +179,12 @@ def layer_features(
     given: dict[str, Any] = {"preprocessing": preprocessing, "description": description, "world": world}
     computed = features(model, dataset, options, representation=representation, **given)
     parts = dict(zip(columns, np.split(computed.x, len(columns), axis=1), strict=True))
-    return {
-        layer: replace(computed, x=np.concatenate([parts[layer.depth, part] for part in layer.pool.split("+")], axis=1))
-        for layer in layers
-    }
+
+    def joined(layer: Layer) -> np.ndarray:
+        each = [parts[layer.depth, part] for part in layer.pool.split("+")]
+        return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
+
+    return {layer: replace(computed, x=joined(layer)) for layer in layers}
 
 
 def compare_layers(
@@ -190,11 +197,14 @@ def compare_layers(
 
     groups: each left out as a whole, as in `least_squares_head`.
     """
-    fits = [leave_one_out(x, labels, num_classes, groups) for x in xs.values()]
-    losses, hits = np.stack([fit.losses() for fit in fits]), np.stack([fit.correct() for fit in fits])
+    columns, rows = [], np.empty(0, np.int64)
+    for x in xs.values():
+        fit = leave_one_out(x, labels, num_classes, groups)
+        columns.append((fit.losses(), fit.correct()))  # not the logits, which are large
+        rows = fit.rows
+    losses, hits = (np.stack(each) for each in zip(*columns, strict=True))
     means = zip(xs, losses.mean(axis=1).tolist(), hits.mean(axis=1).tolist(), strict=True)
     scores = tuple(Score(*row) for row in means)
-    rows = fits[0].rows
     units = np.arange(len(rows)) if groups is None or (groups[rows] == groups[rows[0]]).all() else groups[rows]
     return LayerChoice(scores, list(xs)[_best(losses.sum(axis=1))], *_nested(losses, hits, units), len(rows))
 

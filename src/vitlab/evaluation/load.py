@@ -1,7 +1,7 @@
 """What an evaluation starts with: the checkpoint on its device, and a data set with its classes, batch by batch.
 
-In float32 the model computes exactly as its checkpoint. In bfloat16 weights and activations have 8 significant bits;
-logits and features are cast to float32. Results say which it was.
+In float32 the model computes as its checkpoint does, up to rounding. In bfloat16 weights and activations have 8
+significant bits; logits and features are cast to float32. Results say which it was.
 """
 
 import collections

@@ -21,8 +21,8 @@ class ModelOptions(Checked):
     interpolation: Interpolation | None = None
     """Interpolation of position embeddings, by default as in the checkpoint's own library."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of weights and activations; auto: bfloat16 where that is faster. Only float32 computes exactly as the
-    checkpoint."""
+    """Type of weights and activations; auto: bfloat16 where that is faster. Float32 computes as the checkpoint does,
+    up to rounding."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:1; auto is the first GPU, or the CPU."""
 

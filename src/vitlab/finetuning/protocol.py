@@ -76,13 +76,13 @@ def sweep_and_finetune(
     chooses by checkpoint, images and device, or the plan of a budget; config.json says why each has its value.
     layer: number of blocks to keep, in place of all, or of the choice by leave-one-out losses. pool: what represents an
     image, in place of the checkpoint's own or of that choice. interpolation: of position embeddings, in place of the
-    checkpoint's own. With `config.data.on_error="skip"`
-    unreadable images are skipped and listed in the result. The same call resumes an interrupted job, which keeps its
-    settings. Raises UserError for bad settings or data, and for a folder with other settings.
+    checkpoint's own. With `config.data.on_error="skip"` unreadable images are skipped and listed in the result. The
+    same call resumes an interrupted job, which keeps its settings. Raises UserError for bad settings or data, and for a
+    folder with other settings.
     """
     workdir = Path(workdir)
     open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
-    open_settings -= set(LAYER) if layer is not None else set()
+    open_settings -= set(LAYER) if layer is not None else {"model.pool"} if pool is not None else set()
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
@@ -90,18 +90,7 @@ def sweep_and_finetune(
     facts = Facts(context.device.type, source.config, preprocessing, image_size, interpolation, layer, pool)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     _check_rates(config)
-    saved = load_reasons(workdir, world)
-
-    def resolve_by(facts: Facts, config: FinetuneConfig) -> Resolved[FinetuneConfig]:
-        """The settings by what is known before, then after reading the images; a resumed job keeps what is `saved`."""
-        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, budget is not None)
-
-    data, splits = _read_images(resolve_by(facts, config).config, workdir, log, world)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
-    seen: dict[str, Any] = {"examples": len(splits.train), "num_classes": len(splits.train.classes)}
-    facts = dataclasses.replace(facts, **seen, multi_label=splits.train.multi_label)
-    resolved = resolve_by(facts, config)
-    _check_settings(resolved.config, log, world)
+    resolved, splits = _resolve_by_images(config, open_settings, facts, workdir, budget is not None, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
     job = dataclasses.replace(job, pool=pool, layers=saved_choice(workdir, world))
     job = _with_held_out(job)
@@ -114,6 +103,29 @@ def sweep_and_finetune(
     else:
         result = run_stages(job, workdir, lambda: _make_report(job, workdir, device))
     return Finetuned(job.config, result, workdir)
+
+
+def _resolve_by_images(
+    config: FinetuneConfig,
+    open_settings: frozenset[str],
+    facts: Facts,
+    workdir: Path,
+    has_budget: bool,
+    log: Log,
+    world: World,
+) -> tuple[Resolved[FinetuneConfig], Splits]:
+    """The settings by `facts` and by the images, and the images. A resumed job keeps what is saved in `workdir`."""
+    saved = load_reasons(workdir, world)
+
+    def resolve_by(facts: Facts, config: FinetuneConfig) -> Resolved[FinetuneConfig]:
+        return keep_choices(resolve(config, open_settings=open_settings, facts=facts), saved, has_budget)
+
+    data, splits = _read_images(resolve_by(facts, config).config, workdir, log, world)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, range=data.range))
+    seen: dict[str, Any] = {"examples": len(splits.train), "num_classes": len(splits.train.classes)}
+    resolved = resolve_by(dataclasses.replace(facts, **seen, multi_label=splits.train.multi_label), config)
+    _check_settings(resolved.config, log, world)
+    return resolved, splits
 
 
 def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:

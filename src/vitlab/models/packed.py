@@ -24,7 +24,8 @@ GELUS: dict[str, Gelu] = {"tanh": "tanh", "erf": "none"}
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear`, with a GELU after it if `gelu` is given. It shares the parameters, which must not change.
+    """An `nn.Linear`, with a GELU after it if `gelu` is given. It shares the parameters, which must not change:
+    it cannot be cast, copied or pickled.
 
     With gradients enabled it computes as `nn.Linear` does: oneDNN's operator has no backward pass.
     """

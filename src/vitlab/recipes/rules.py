@@ -115,7 +115,8 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has the settings of a ViT"
         hidden = model.representation_size if isinstance(config, FinetuneConfig) and config.pre_logits else None
-        model = dataclasses.replace(model, representation_size=hidden, dropout=config.model.dropout)
+        settings: dict[str, Any] = {"representation_size": hidden, "dropout": config.model.dropout}
+        model = dataclasses.replace(model, **settings, dynamic_image_size=False)  # of one size, as training needs
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     return dataclasses.replace(config, model=model)

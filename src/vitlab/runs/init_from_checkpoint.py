@@ -24,7 +24,9 @@ def init_from_checkpoint(
     if isinstance(config, ViTConfig):
         options |= {"pre_logits": "keep"} if config.representation_size else {}
         options |= {"dropout": config.dropout, "interpolation": config.variant.position_interpolation}
-        options |= {"depth": config.depth} | ({} if config.pool == "map" else {"pool": config.pool})
+        options |= {"dynamic_image_size": config.dynamic_image_size, "depth": config.depth} | (
+            {} if config.pool == "map" else {"pool": config.pool}
+        )
     model = load_model(checkpoint, reset_head=True, **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:

@@ -53,13 +53,17 @@ def cpu_is_faster_packed(dtype: torch.dtype) -> bool:
         pack_linear(packed)
         return _seconds(lambda: plain(tokens)) / _seconds(lambda: packed(tokens))
 
-    has_onednn = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
-    return has_onednn and _measured_once(f"packed-{str(dtype).removeprefix('torch.')}", speedup) >= MIN_PACKED_SPEEDUP
+    if not torch.backends.mkldnn.is_available() or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return _measured_once(f"packed-{str(dtype).removeprefix('torch.')}", speedup) >= MIN_PACKED_SPEEDUP
 
 
 def _measured_once(name: str, measure: Callable[[], float]) -> float:
     """`measure()`, or what it returned on this processor before."""
-    processor = f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())} {torch.__version__}"
+    # Virtual machines give processors of several generations one name.
+    processor = f"{sorted(torch.cpu.get_capabilities().items())} {platform.processor()} {torch.__version__}"
     path = cache_folder() / "cpu_speed" / f"{name}-{hashlib.sha256(processor.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or corrupt
         return float(json.loads(path.read_bytes())["speedup"])
