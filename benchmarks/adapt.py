@@ -122,7 +122,7 @@ def adapt(model: Any, pixels: Tensor, given: Arguments, seed: int) -> int:
     groups.append({"params": named, "lr": PROJECTOR_LR, "weight_decay": 0.0})
     optimizer = torch.optim.AdamW(groups)
     rates = [group["lr"] for group in optimizer.param_groups]  # with the layer decay
-    transform = TrainTransform((given.image_size,) * 2, min_area=0.3)
+    transform = TrainTransform((given.image_size, given.image_size), min_area=0.3)
     model.train()
     started, step = time.monotonic(), 0
     while (done := (time.monotonic() - started) / given.seconds) < 1:
