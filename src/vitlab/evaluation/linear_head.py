@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 
@@ -83,7 +84,7 @@ def least_squares_head(
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     left_out = _choose_penalty(ridge, labels, views, groups)
     l2, scale = left_out.l2, left_out.scale
-    metrics = _held_out_metrics(left_out.logits, left_out.targets)
+    metrics = _held_out_metrics(left_out)
     if groups is not None and not fit_all:
         rest = groups < 0
         ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
@@ -109,9 +110,10 @@ class LeaveOneOut:
 
     def losses(self) -> Float64[np.ndarray, " r"]:
         """The loss of each image."""
-        kind: LossKind = "softmax" if self.targets.ndim == 1 else "sigmoid"
-        pairs = zip(self.logits.split(1), self.targets.split(1), strict=True)
-        return np.array([float(classification_loss(logits, target, kind)) for logits, target in pairs])
+        if self.targets.ndim == 1:
+            return F.cross_entropy(self.logits, self.targets, reduction="none").numpy()
+        targets = self.targets.to(self.logits.dtype)
+        return F.binary_cross_entropy_with_logits(self.logits, targets, reduction="none").sum(dim=1).numpy()
 
     def correct(self) -> Bool[np.ndarray, " r"]:
         """Whether the highest score of each image is (one of) its label(s)."""
@@ -144,6 +146,7 @@ def _choose_penalty(
     views: int,
     groups: Int[np.ndarray, " n"] | None,
 ) -> LeaveOneOut:
+    """The l2, and the scale of the logits, of least loss on the images left out."""
     scored = np.arange(len(labels)) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
@@ -168,15 +171,13 @@ def _best_scale(scores: Tensor, targets: Tensor) -> tuple[float, float]:
     return loss(best), LOGIT_SCALES[best]
 
 
-def _held_out_metrics(logits: Tensor, targets: Tensor) -> dict[str, Any]:
+def _held_out_metrics(left_out: LeaveOneOut) -> dict[str, Any]:
     """The metrics of a LinearHead besides the loss."""
-    if targets.ndim == 1:
-        confidences, predictions = logits.softmax(dim=1).max(dim=1)
-        correct = predictions == targets
-        reject_below = choose_rejection(confidences.numpy(), correct.numpy())
-        return {"accuracy": float(correct.double().mean()), "reject_below": reject_below}
-    predictions = logits.sigmoid().max(dim=1).indices
-    accuracy = float(targets.gather(1, predictions[:, None]).double().mean())
-    hot, scores = targets.numpy(), logits.numpy().astype(np.float32)
+    logits, correct = left_out.logits, left_out.correct()
+    accuracy = float(correct.mean())
+    if left_out.targets.ndim == 1:
+        confidences = logits.softmax(dim=1).amax(dim=1)
+        return {"accuracy": accuracy, "reject_below": choose_rejection(confidences.numpy(), correct)}
+    hot, scores = left_out.targets.numpy(), logits.numpy().astype(np.float32)
     precision = mean_average_precision(hot, scores)
     return {"accuracy": accuracy, "mean_average_precision": precision, THRESHOLDS: choose_thresholds(hot, scores)}

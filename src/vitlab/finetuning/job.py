@@ -16,7 +16,6 @@ from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
 from vitlab.finetuning.stages import Plan
 from vitlab.inspection.run_section import Report
-from vitlab.models.config import Pool
 from vitlab.recipes.resolve import Reason, changes
 from vitlab.runs.run import RunContext
 from vitlab.runs.splits import Splits
@@ -118,8 +117,6 @@ class FinetuneJob:
     reasons: tuple[Reason, ...] = ()
     """Why the open settings have their values."""
     clock: JobClock = field(default_factory=JobClock)
-    pool: Pool | None = None
-    """The pooling that the user has given."""
     layers: dict[str, Any] | None = None
     """How block and pooling were chosen (`evaluation.layers.LayerChoice`), if they were."""
 

@@ -92,7 +92,7 @@ def sweep_and_finetune(
     _check_rates(config)
     resolved, splits = _resolve_by_images(config, open_settings, facts, workdir, budget is not None, log, world)
     job = FinetuneJob(checkpoint, init_id, splits, resolved.config, context, log, open_settings, resolved.reasons)
-    job = dataclasses.replace(job, pool=pool, layers=saved_choice(workdir, world))
+    job = dataclasses.replace(job, layers=saved_choice(workdir, world))
     job = _with_held_out(job)
     job = _with_plan(job, workdir, None if budget is None else Clock(budget, started))
     if job.config.data.on_error == "skip":
@@ -258,16 +258,19 @@ def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: boo
 
 
 def _cached_measure(job: FinetuneJob) -> Measure:
-    """Measures each model, at each image size, once, or a second time if a training step is to be timed too."""
+    """Measures each image size once, or a second time if a training step is to be timed too.
+
+    A model that is cut later has the measured cost in proportion to its MACs (`ImageCost`).
+    """
     measured: dict[tuple[Any, bool], ImageCost] = {}
 
     def measure(config: FinetuneConfig, train: bool) -> ImageCost:
-        model = config.model
-        if (model, True) not in measured and (model, train) not in measured:
+        size = config.model.image_size
+        if (size, True) not in measured and (size, train) not in measured:
             if not measured:
                 job.log("measuring the speed")
-            measured[model, train] = measure_cost(config.single(), job.splits.train, job.context, train)
-        return measured.get((model, True)) or measured[model, train]
+            measured[size, train] = measure_cost(config.single(), job.splits.train, job.context, train)
+        return measured.get((size, True)) or measured[size, train]
 
     return measure
 
