@@ -61,7 +61,7 @@ def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str
         checkpoint, ModelOptions(image_size=given.image_size, device="cpu"), adaptation=ADAPTATION
     )
     train, test = (load_dataset(f"folder:{folder}", split) for split in ("trainval", "test"))
-    layers = candidates(loaded.model.config)
+    layers = candidates(loaded.model.config, joined=True)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     parts = [layer_features(loaded.model, part, layers, preprocessing=preprocessing) for part in (train, test)]
     labels = parts[0][layers[-1]].labels
@@ -69,9 +69,9 @@ def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str
     rows = []
     for score in choice.scores:
         tested = test_accuracy(parts[0][score.layer], parts[1][score.layer], len(train.classes))
-        rows.append({**score.layer._asdict(), "loss": score.loss, "leave_one_out": score.accuracy, **tested})
+        rows.append({**score.layer.to_record(), "loss": score.loss, "leave_one_out": score.accuracy, **tested})
     nested = {"loss": choice.nested_loss, "accuracy": choice.nested_accuracy}
-    return {"chosen": choice.chosen._asdict(), "nested": nested, "candidates": rows}
+    return {"chosen": choice.chosen.to_record(), "nested": nested, "candidates": rows}
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
@@ -84,8 +84,8 @@ def as_table(rows: list[dict[str, Any]]) -> str:
         of_set = [row for row in rows if (row["checkpoint"], row["dataset"]) == (checkpoint, name)]
         cells, chosen_layers = [], []
         for row in of_set:
-            by_layer = {Layer(each["depth"], each["pool"]): each for each in row["candidates"]}
-            own, chosen = row["candidates"][-1], by_layer[Layer(**row["chosen"])]
+            by_layer = {Layer.from_record(each): each for each in row["candidates"]}
+            own, chosen = row["candidates"][-1], by_layer[Layer.from_record(row["chosen"])]
             best = max(each["test"] for each in row["candidates"])
             cells.append((own["test"], chosen["test"], best, own["knn"], chosen["knn"]))
             chosen_layers.append(f"{chosen['depth']} {chosen['pool']}")

@@ -24,17 +24,17 @@ from vitlab.models.vit import ViT, build_model
 from vitlab.train.distributed import SINGLE
 from vitlab.weights import load_model, save_model
 
-CONFIG = ViTConfig(image_size=8, patch_size=4, width=16, depth=4, heads=2, mlp_dim=32, num_classes=3, head_std=0.1)
+CONFIG = ViTConfig(image_size=8, patch_size=4, width=16, depth=8, heads=2, mlp_dim=32, num_classes=3, head_std=0.1)
 CPU = FeatureOptions(device="cpu", batch_size=64, precision="float32")
 AUTO = dataclasses.replace(CPU, layer="auto")
 
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its third and fourth blocks hide most of what the second gives. The head counts for nothing."""
+    """Its last four blocks hide most of what the fourth gives. The head counts for nothing."""
     model: Any = build_model(CONFIG, generator=torch.Generator().manual_seed(0)).eval()
     generator = torch.Generator().manual_seed(1)
-    for block in model.blocks[2:]:
+    for block in model.blocks[4:]:
         nn.init.normal_(block.mlp.fc2.weight, std=3.0, generator=generator)
     folder = tmp_path_factory.mktemp("spoiled") / "model"
     save_model(model, folder)
@@ -56,34 +56,47 @@ def test_probe(spoiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     logged: list[str] = []
     given: dict[str, Any] = {"cache": tmp_path, "log": logged.append}
     last, best = (probe_checkpoint(spoiled, "digits", "knn", options=o, **given) for o in (CPU, AUTO))
-    assert [last["depth"], best["depth"]] == [4, 2]
+    assert [last["depth"], best["depth"]] == [8, 4]
     assert best["accuracies"][5] > last["accuracies"][5] + 0.05
     assert sum(line.startswith("images: ") for line in logged) == 2
-    assert any(line.startswith("block 2 of 4, ") and line.endswith(" on 150 images") for line in logged)
-    same = dataclasses.replace(CPU, layer=2, pool=best["pool"])
+    assert any(line.startswith("block 4 of 8, ") and line.endswith(" on 150 images") for line in logged)
+    same = dataclasses.replace(CPU, layer=4, pool=best["pool"])
     assert probe_checkpoint(spoiled, "digits", "knn", options=same, **given) == best
     one_pool = dataclasses.replace(AUTO, pool="gap")
     assert probe_checkpoint(spoiled, "digits", "knn", options=one_pool, **given)["pool"] == "gap"
 
 
+def test_the_last_four_blocks(spoiled: Path, tmp_path: Path) -> None:
+    """By their name, or if they are the best; a file of features has them all."""
+    options = dataclasses.replace(CPU, layer="last4", pool="token+gap")
+    given: dict[str, Any] = {"cache": tmp_path / "cache"}
+    written = write_features(spoiled, "digits", tmp_path / "features.npz", "test", options, **given)
+    assert (written["depth"], written["pool"], written["joined"], written["dimensions"]) == (8, "token+gap", 4, 80)
+    record = probe_checkpoint(spoiled, "digits", "knn", options=options, **given)
+    assert record["joined"] == 4
+    cached = sorted(path.name for path in given["cache"].iterdir())
+    assert probe_checkpoint(spoiled, "digits", "knn", options=options, **given) == record
+    assert sorted(path.name for path in given["cache"].iterdir()) == cached
+
+
 def test_another_size(spoiled: Path, tmp_path: Path) -> None:
     """The positions are interpolated before the class token becomes a register."""
-    options = dataclasses.replace(CPU, layer=2, pool="gap", image_size=12)
-    assert probe_checkpoint(spoiled, "digits", "knn", options=options, cache=tmp_path)["depth"] == 2
+    options = dataclasses.replace(CPU, layer=4, pool="gap", image_size=12)
+    assert probe_checkpoint(spoiled, "digits", "knn", options=options, cache=tmp_path)["depth"] == 4
 
 
 def test_few_shots_choose_by_their_own_images(spoiled: Path, tmp_path: Path) -> None:
     protocol = FewShotProtocol(shots=(1, 5), seeds=2)
     given: dict[str, Any] = {"cache": tmp_path}
     last, best = (fewshot_checkpoint(spoiled, ["digits"], protocol, options=o, **given)["rows"] for o in (CPU, AUTO))
-    assert [row["depth"] for row in last] == [4, 4]
-    assert best[0]["layers"] == 2 * [{"depth": 4, "pool": "token"}]  # one image of a class cannot be left out
+    assert [row["depth"] for row in last] == [8, 8]
+    assert best[0]["layers"] == 2 * [{"depth": 8, "pool": "token"}]  # one image of a class cannot be left out
     assert best[0]["accuracies"] == last[0]["accuracies"]
-    assert [layer["depth"] for layer in best[1]["layers"]] == [2, 2]
+    assert [layer["depth"] for layer in best[1]["layers"]] == [4, 4]
     assert best[1]["mean"] > last[1]["mean"]
     # A sample that has chosen is evaluated as by the number of its block.
     pool = best[1]["layers"][0]["pool"]
-    options = dataclasses.replace(CPU, layer=2, pool=pool)
+    options = dataclasses.replace(CPU, layer=4, pool=pool)
     one = FewShotProtocol(shots=(5,), seeds=1)
     (row,) = fewshot_checkpoint(spoiled, ["digits"], one, options=options, cache=tmp_path)["rows"]
     assert row["accuracies"][0] == pytest.approx(best[1]["accuracies"][0], abs=0.002)
@@ -97,7 +110,7 @@ def test_features_choose_on_train(spoiled: Path, tmp_path: Path, monkeypatch: py
     )
     options = dataclasses.replace(AUTO, pool="token+gap")
     written = write_features(spoiled, "digits", tmp_path / "features.npz", "test", options, cache=tmp_path / "cache")
-    assert (written["depth"], written["pool"], written["dimensions"]) == (2, "token+gap", 32)
+    assert (written["depth"], written["pool"], written["dimensions"]) == (4, "token+gap", 32)
     assert chosen_on == ["train"]
     assert np.load(tmp_path / "features.npz")["features"].shape == (written["images"], 32)
 
@@ -106,9 +119,9 @@ def test_nothing_is_chosen(spoiled: Path, tmp_path: Path, monkeypatch: pytest.Mo
     logged: list[str] = []
     given: dict[str, Any] = {"cache": tmp_path / "cache", "log": logged.append}
     save_model(build_model(dataclasses.replace(CONFIG, pool="map")), tmp_path / "map")
-    assert probe_checkpoint(tmp_path / "map", "digits", "knn", options=AUTO, **given)["depth"] == 4
+    assert probe_checkpoint(tmp_path / "map", "digits", "knn", options=AUTO, **given)["depth"] == 8
     monkeypatch.setattr(layers, "MIN_IMAGES", 10**6)
-    assert probe_checkpoint(spoiled, "digits", "knn", options=AUTO, **given)["depth"] == 4
+    assert probe_checkpoint(spoiled, "digits", "knn", options=AUTO, **given)["depth"] == 8
     assert sum(line.startswith("no block is chosen") for line in logged) == 2
 
 
@@ -119,7 +132,7 @@ def test_without_the_layer_before_the_head(tmp_path: Path) -> None:
     given: dict[str, Any] = {"cache": tmp_path / "cache", "log": print, "world": SINGLE}
     widths = [
         FrozenModel.load(tmp_path / "model", dataclasses.replace(CPU, layer=layer), **given).model.config.num_features
-        for layer in (None, 2)
+        for layer in (None, 4)
     ]
     assert widths == [6, 16]
     assert load_model(tmp_path / "model").config.num_features == 6

@@ -56,7 +56,7 @@ def digits() -> Any:
     ],
 )
 def test_candidates(config: Any, expected: list[tuple[int, str]]) -> None:
-    assert [tuple(layer) for layer in candidates(config)] == expected
+    assert [(layer.depth, layer.pool) for layer in candidates(config)] == expected
 
 
 def test_scores_are_those_of_the_head_of_each_cut_model(spoiled: ViT, digits: Any) -> None:
@@ -104,8 +104,33 @@ def test_the_nested_estimate_leaves_an_image_out_of_the_choice() -> None:
 
 
 def test_with_a_given_pool_only_the_block_is_chosen() -> None:
-    assert candidates(CONFIG, "gap") == ((2, "gap"), (3, "gap"), (4, "gap"))
-    assert candidates(CONFIG, "token")[-1] == (4, "token")
+    assert candidates(CONFIG, "gap") == (Layer(2, "gap"), Layer(3, "gap"), Layer(4, "gap"))
+    assert candidates(CONFIG, "token")[-1] == Layer(4, "token")
+
+
+def test_the_last_blocks_together() -> None:
+    """By forward hooks: class tokens after the last LayerNorm, and the mean over the patches of the last block."""
+    config = dataclasses.replace(CONFIG, depth=6)
+    model: Any = build_model(config, generator=torch.Generator().manual_seed(0)).eval()
+    joined = [layer for layer in candidates(config, joined=True) if layer.joined > 1]
+    assert joined == [Layer(6, pool, 4) for pool in ("token", "gap", "token+gap")]
+    assert set(candidates(config, joined=True)) - set(joined) == set(candidates(config))
+    assert layers.last_blocks(config) == joined[0]
+    images = load_dataset("digits", "train").take(np.arange(5))
+    outputs: list[torch.Tensor] = []
+    handles = [block.register_forward_hook(lambda *given: outputs.append(given[2])) for block in model.blocks[2:]]
+    features(model, images, CPU)
+    for handle in handles:
+        handle.remove()
+    with torch.inference_mode():
+        normed = [model.norm(output) for output in outputs]
+    tokens, means = [each[:, 0] for each in normed], [each[:, 1:].mean(dim=1) for each in normed]
+    expected = {"token": tokens, "gap": means, "token+gap": [*tokens, means[-1]]}
+    computed = layers.layer_features(model, images, joined, CPU)
+    for layer, pooled in zip(joined, expected.values(), strict=True):
+        np.testing.assert_allclose(computed[layer].x, torch.cat(pooled, dim=1), atol=1e-5)
+    with pytest.raises(UserError, match="last4"):
+        layers.last_blocks(ResNetConfig())
 
 
 def test_several_labels_and_groups_are_left_out_as_by_the_head() -> None:

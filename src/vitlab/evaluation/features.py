@@ -45,6 +45,8 @@ class Representation:
     width: int
     compute: Callable[[Model, Tensor], Tensor]
     """[B, C, H, W] images -> [B, width]."""
+    key: str
+    """Names the computation in the cache."""
 
 
 def features(
@@ -63,16 +65,17 @@ def features(
     """The pre-logits representation of every image (Sec. 4.1), or another `representation`, in float32.
 
     Images are squashed to the model's size unless `preprocessing` is given, or augmented by `augmentation` as in a
-    training's `epoch`. The folder `cache` keeps pre-logits representations by weights, images and preprocessing, if all
-    images can be read.
+    training's `epoch`. The folder `cache` keeps representations by weights, images and preprocessing, if all images can
+    be read.
     Each rank computes some, and returns all. `description` (default: the data set and its split) names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
     model = unwrap(model)
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
+    compute = representation or Representation(model.config.num_features, _pre_logits, key="")
     path = cached = None
-    if cache is not None and representation is None:
-        path = cache / f"{exact_fingerprint(_digest(model, transform, epoch), dataset)}.npz"
+    if cache is not None:
+        path = cache / f"{exact_fingerprint(_digest(model, transform, epoch, compute.key), dataset)}.npz"
         cached = read_arrays(path, "x")  # None where it is missing or corrupt
     (hits,) = world.all_reduce(int(cached is not None))  # all have read before rank 0 writes
     if cached is not None and hits == world.world_size:
@@ -80,7 +83,6 @@ def features(
         indices = np.arange(len(dataset))
     else:
         description = description or f"{dataset.name} {dataset.split}"
-        compute = representation or Representation(model.config.num_features, _pre_logits)
         indices, x = _compute(model, compute, dataset, transform, epoch, options, description, world)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             raise UserError(
@@ -130,10 +132,10 @@ def _compute(
     return gathered["indices"], gathered["x"]
 
 
-def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
+def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int, key: str) -> str:
     """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "epoch": epoch}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest = hashlib.sha256((json.dumps(settings, sort_keys=True) + key).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

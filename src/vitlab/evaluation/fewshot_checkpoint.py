@@ -15,7 +15,7 @@ from vitlab.evaluation.features import Features
 from vitlab.evaluation.fewshot import FewShotData, accuracies, choose_l2, sample_examples
 from vitlab.evaluation.frozen import FrozenModel
 from vitlab.evaluation.layers import Layer, candidates, compare_layers, is_enough, layer_features
-from vitlab.evaluation.load import computed_in, load_train_and_test, represented_by
+from vitlab.evaluation.load import computed_in, load_train_and_test
 from vitlab.evaluation.options import FEWSHOT_DEFAULTS, FeatureOptions, FewShotProtocol, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
@@ -83,13 +83,14 @@ def _evaluate(
     frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]
 ) -> tuple[dict[int, np.ndarray], int, dict[int, dict[str, Any]]]:
     """Accuracies by shots [S, L], the number of unreadable images, and by shots what represents an image."""
-    layers = candidates(frozen.model.config, frozen.options.pool) if frozen.options.layer == "auto" else ()
+    choose = frozen.options.layer == "auto"
+    layers = candidates(frozen.model.config, frozen.options.pool, joined=True) if choose else ()
     if not layers:
         train, test = frozen.features(data.train), frozen.features(data.test)
-        represented = represented_by(frozen.model)
         shots = {k for k, _ in data.subsets}
-        return accuracies(data, train, test, l2s), train.skipped + test.skipped, dict.fromkeys(shots, represented)
-    settings: dict[str, Any] = {"preprocessing": frozen.preprocessing, "world": frozen.world}
+        represented = dict.fromkeys(shots, frozen.to_record())
+        return accuracies(data, train, test, l2s), train.skipped + test.skipped, represented
+    settings: dict[str, Any] = {"preprocessing": frozen.preprocessing, "cache": frozen.cache, "world": frozen.world}
     trains, tests = (
         layer_features(frozen.model, part, layers, frozen.options, **settings) for part in (data.train, data.test)
     )
@@ -100,7 +101,7 @@ def _evaluate(
         layer = _choose(trains, data, indices)
         one = dataclasses.replace(data, subsets={(shots, seed): indices})
         found.setdefault(shots, []).extend(accuracies(one, trains[layer], tests[layer], l2s)[shots])
-        chosen.setdefault(shots, []).append(layer._asdict())
+        chosen.setdefault(shots, []).append(layer.to_record())
     skipped = trains[layers[0]].skipped + tests[layers[0]].skipped
     represented = {shots: {"layers": each} for shots, each in chosen.items()}
     return {shots: np.stack(rows) for shots, rows in found.items()}, skipped, represented

@@ -19,10 +19,11 @@ from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_subset
 from vitlab.errors import UserError
 from vitlab.evaluation.features import Features, features, frozen_preprocessing
-from vitlab.evaluation.layers import choose_layer, images_to_choose, is_enough
-from vitlab.evaluation.load import compile_inference, load_for_evaluation, represented_by
+from vitlab.evaluation.layers import Layer, choose_layer, images_to_choose, is_enough, last_blocks, layer_features
+from vitlab.evaluation.load import compile_inference, load_for_evaluation
 from vitlab.evaluation.options import FeatureOptions
 from vitlab.io import replacing_file, write_arrays
+from vitlab.models.config import ViTConfig
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
@@ -37,6 +38,8 @@ class FrozenModel:
     checkpoint: str | Path
     options: FeatureOptions
     model: Model
+    layer: Layer | None
+    """What represents an image; None: the model's pre-logits representation."""
     preprocessing: Preprocessing
     cache: Path
     log: Log
@@ -55,17 +58,27 @@ class FrozenModel:
     def _load(
         cls, checkpoint: str | Path, options: FeatureOptions, cache: Path, log: Log, world: World
     ) -> "FrozenModel":
-        compiled = options.compile and options.layer != "auto"  # inner blocks are not compiled
+        compiled = options.compile and not isinstance(options.layer, str)  # inner blocks are not compiled
         loaded = load_for_evaluation(checkpoint, options, pack=not compiled, adaptation=options.adaptation, world=world)
         if compiled:
             compile_inference(loaded.model, options.batch_size, log)
         preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-        return cls(checkpoint, options, loaded.model, preprocessing, cache, log, world)
+        layer = last_blocks(loaded.model.config) if options.layer == "last4" else None
+        return cls(checkpoint, options, loaded.model, layer, preprocessing, cache, log, world)
 
     def features(self, dataset: Dataset) -> Features:
         """The features of a data set, computed or read from the cache."""
         settings: dict[str, Any] = {"preprocessing": self.preprocessing, "cache": self.cache, "world": self.world}
-        return features(self.model, dataset, self.options, **settings)
+        if self.layer is None:
+            return features(self.model, dataset, self.options, **settings)
+        return layer_features(self.model, dataset, [self.layer], self.options, **settings)[self.layer]
+
+    def to_record(self) -> dict[str, Any]:
+        """What represents an image, for records: the number of blocks and the pooling of a ViT."""
+        config = self.model.config
+        if self.layer is not None:
+            return self.layer.to_record()
+        return {"depth": config.depth, "pool": config.pool} if isinstance(config, ViTConfig) else {}
 
     def at_best_layer(self, train: Dataset) -> "FrozenModel":
         """The model cut at the block that `layer="auto"` chooses on these training images.
@@ -81,13 +94,14 @@ class FrozenModel:
         choice = None
         if is_enough(len(train), classes, groups):
             settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
-            choice = choose_layer(self.model, train, self.options, pool=self.options.pool, **settings)
+            choice = choose_layer(self.model, train, self.options, pool=self.options.pool, joined=True, **settings)
         if choice is None:
             self.log(f"no block is chosen: the model has one representation, or {count:,} images are too few")
             options = dataclasses.replace(self.options, layer=None)
         else:
             self.log(choice.describe())
-            options = dataclasses.replace(self.options, layer=choice.chosen.depth, pool=choice.chosen.pool)
+            layer = choice.chosen.depth if choice.chosen.joined == 1 else "last4"
+            options = dataclasses.replace(self.options, layer=layer, pool=choice.chosen.pool)
         return self._load(self.checkpoint, options, self.cache, self.log, self.world)
 
 
@@ -128,7 +142,7 @@ def write_features(
         write(out, images, computed)
     count, width = computed.x.shape
     result = {"out": str(out), "images": count, "skipped": computed.skipped, "dimensions": width}
-    return result | represented_by(frozen.model)
+    return result | frozen.to_record()
 
 
 def _write_npz(out: Path, images: Dataset, computed: Features) -> None:

@@ -12,6 +12,7 @@ the choice too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from vitlab.data.dataset import Dataset
+from vitlab.errors import UserError
 from vitlab.evaluation.features import Features, Representation, features
 from vitlab.evaluation.linear_head import MAX_CLASSES, leave_one_out
 from vitlab.evaluation.options import LoaderOptions
@@ -31,19 +33,48 @@ from vitlab.train.distributed import SINGLE, World
 
 FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
 """Depths of the blocks that are compared, as fractions of the model's."""
+LAST_BLOCKS = 4
+"""Blocks whose class tokens are joined, as in the linear evaluation of DINOv2."""
 MAX_IMAGES, MIN_IMAGES = 1_000, 30
 """Most and fewest training images for the choice; at least two of each class, if that is more."""
 
 
 class Layer(NamedTuple):
-    """A representation: the first `depth` blocks, then the last LayerNorm, then `pool`."""
+    """A representation: the first `depth` blocks, then the last LayerNorm, then `pool`.
+
+    With `joined` above 1 it has the class tokens of so many blocks, the last at `depth`, and the mean over the patches
+    of the last (`token+gap`); or, with `gap`, the means of all. No model that is cut gives it.
+    """
 
     depth: int
     pool: Pool
+    joined: int = 1
 
     def config(self, whole: ViTConfig) -> ViTConfig:
         """The configuration of the model whose representation it is."""
+        assert self.joined == 1
         return change_readout(whole, self.depth, self.pool)
+
+    def columns(self) -> list[tuple[int, str]]:
+        """The (depth, `token` or `gap`) whose values are joined."""
+        depths = range(self.depth - self.joined + 1, self.depth + 1)
+        if self.pool == "token+gap":
+            return [*((depth, "token") for depth in depths), (self.depth, "gap")]
+        return [(depth, self.pool) for depth in depths]
+
+    def describe(self, depth: int) -> str:
+        """`block 8 of 12, token`, or `blocks 9 to 12 of 12, token`, in a model of that depth."""
+        blocks = f"block {self.depth}" if self.joined == 1 else f"blocks {self.depth - self.joined + 1} to {self.depth}"
+        return f"{blocks} of {depth}, {self.pool}"
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain data; `joined` where it is not 1."""
+        record = self._asdict()
+        return record if self.joined > 1 else {"depth": self.depth, "pool": self.pool}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Layer":
+        return cls(record["depth"], record["pool"], record.get("joined", 1))
 
 
 @dataclass(frozen=True)
@@ -70,20 +101,20 @@ class LayerChoice:
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [{**score.layer._asdict(), "loss": score.loss, "accuracy": score.accuracy} for score in self.scores]
+        rows = [{**score.layer.to_record(), "loss": score.loss, "accuracy": score.accuracy} for score in self.scores]
         nested = {"loss": self.nested_loss, "accuracy": self.nested_accuracy}
-        return {"chosen": self.chosen._asdict(), "images": self.images, "nested": nested, "candidates": rows}
+        return {"chosen": self.chosen.to_record(), "images": self.images, "nested": nested, "candidates": rows}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "LayerChoice":
         rows, nested = record["candidates"], record["nested"]
-        scores = tuple(Score(Layer(row["depth"], row["pool"]), row["loss"], row["accuracy"]) for row in rows)
-        return cls(scores, Layer(**record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
+        scores = tuple(Score(Layer.from_record(row), row["loss"], row["accuracy"]) for row in rows)
+        return cls(scores, Layer.from_record(record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
 
     def describe(self) -> str:
         """`block 8 of 12, token+gap: accuracy of images left out 77.0%, ...`"""
         own = self.scores[-1]
-        text = f"block {self.chosen.depth} of {own.layer.depth}, {self.chosen.pool}"
+        text = self.chosen.describe(own.layer.depth)
         if self.chosen == own.layer:
             return f"{text}: no other block or pooling has a lower loss on {self.images:,} images"
         best = next(score for score in self.scores if score.layer == self.chosen)
@@ -92,11 +123,11 @@ class LayerChoice:
         return f"{text}: accuracy of images left out {best.accuracy:.1%}, {nested} ({whole}), on {self.images:,} images"
 
 
-def candidates(config: ModelConfig, pool: Pool | None = None) -> tuple[Layer, ...]:
+def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = False) -> tuple[Layer, ...]:
     """The representations to compare, the model's own last; with `pool`, only those.
 
-    Empty for models that have no other: ResNets, distilled ones, and those with a layer before the head, attention
-    pooling or a LayerNorm after the mean.
+    joined: also those of the last four blocks together. Empty for models that have no other: ResNets, distilled ones, and
+    those with a layer before the head, attention pooling or a LayerNorm after the mean.
     """
     if not isinstance(config, ViTConfig) or config.pool == "map" or config.representation_size:
         return ()
@@ -108,7 +139,18 @@ def candidates(config: ModelConfig, pool: Pool | None = None) -> tuple[Layer, ..
     depths = sorted({max(round(fraction * config.depth), 1) for fraction in FRACTIONS})
     own = Layer(config.depth, config.pool)
     layers = [Layer(depth, each) for depth in depths for each in pools if pool in (None, each)]
+    if joined and config.depth > 1:
+        last = min(LAST_BLOCKS, config.depth)
+        layers += [Layer(config.depth, each, last) for each in pools if pool in (None, each)]
     return (*(layer for layer in layers if layer != own), *([own] if own in layers else []))
+
+
+def last_blocks(config: ModelConfig) -> Layer:
+    """The last four blocks together, in the pooling of the model. Raises UserError for a model that has no blocks."""
+    own = candidates(config)[-1:]
+    if not own:
+        raise UserError("layer='last4' joins tokens after the last LayerNorm, which this model does not read; omit it.")
+    return own[0]._replace(joined=min(LAST_BLOCKS, own[0].depth))
 
 
 def images_to_choose(num_classes: int) -> int:
@@ -133,14 +175,15 @@ def choose_layer(
     *,
     preprocessing: Preprocessing | None = None,
     pool: Pool | None = None,
+    joined: bool = False,
     groups: Int[np.ndarray, " n"] | None = None,
     world: World = SINGLE,
 ) -> LayerChoice | None:
     """The candidate of least leave-one-out loss on a data set; None for a model without other candidates.
 
-    pool: of all candidates, if given. groups: of the images, each left out as a whole. Unreadable images have no part.
+    pool, joined: as in `candidates`. groups: of the images, each left out as a whole. Unreadable images have no part.
     """
-    if not (layers := candidates(model.config, pool)):
+    if not (layers := candidates(model.config, pool, joined)):
         return None
     computed = layer_features(model, dataset, layers, options, preprocessing=preprocessing, world=world)
     indices, labels = computed[layers[0]].indices, computed[layers[0]].labels
@@ -157,31 +200,32 @@ def layer_features(
     options: LoaderOptions = LoaderOptions(),
     *,
     preprocessing: Preprocessing | None = None,
+    cache: Path | None = None,
     world: World = SINGLE,
 ) -> dict[Layer, Features]:
     """The features of a data set in each of these representations, by one forward pass (see `features`)."""
     assert isinstance(model.config, ViTConfig)
-    depths = sorted({layer.depth for layer in layers})
-    pools = {part for layer in layers for part in layer.pool.split("+")}
-    columns = [(depth, part) for depth in depths for part in ("token", "gap") if part in pools]
+    columns = sorted({column for layer in layers for column in layer.columns()})
+    depths = sorted({depth for depth, _ in columns})
 
     def compute(model: Any, images: Tensor) -> Tensor:
         outputs = model.get_intermediate_layers(images, [depth - 1 for depth in depths], return_prefix_tokens=True)
-        tokens = {
-            (depth, part): prefix_tokens[:, 0] if part == "token" else patches.mean(dim=1)
-            for depth, (patches, prefix_tokens) in zip(depths, outputs, strict=True)
-            for part in pools
-        }
-        return torch.cat([tokens[column] for column in columns], dim=1)
+        by_depth = dict(zip(depths, outputs, strict=True))
 
-    representation = Representation(len(columns) * model.config.width, compute)
+        def value(depth: int, part: str) -> Tensor:
+            patches, prefix_tokens = by_depth[depth]
+            return prefix_tokens[:, 0] if part == "token" else patches.mean(dim=1)
+
+        return torch.cat([value(*column) for column in columns], dim=1)
+
+    representation = Representation(len(columns) * model.config.width, compute, key=str(columns))
     description = f"representations of {len(depths)} blocks"
-    given: dict[str, Any] = {"preprocessing": preprocessing, "description": description, "world": world}
+    given: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache, "description": description, "world": world}
     computed = features(model, dataset, options, representation=representation, **given)
     parts = dict(zip(columns, np.split(computed.x, len(columns), axis=1), strict=True))
 
     def joined(layer: Layer) -> np.ndarray:
-        each = [parts[layer.depth, part] for part in layer.pool.split("+")]
+        each = [parts[column] for column in layer.columns()]
         return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
 
     return {layer: replace(computed, x=joined(layer)) for layer in layers}

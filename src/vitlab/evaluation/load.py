@@ -29,7 +29,7 @@ from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, first_ten, quoted
 from vitlab.evaluation.options import LoaderOptions, ModelOptions, SplitOptions
-from vitlab.models.config import ViTConfig, check_rgb
+from vitlab.models.config import check_rgb
 from vitlab.models.vit import Model, evaluation_mode
 from vitlab.train.compile_cache import compile_cache, cpp_compiler
 from vitlab.train.distributed import SINGLE, World
@@ -98,12 +98,6 @@ def computed_in(model: nn.Module) -> str:
     """The type of the model's weights, such as `float32`."""
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return str(dtype).removeprefix("torch.")
-
-
-def represented_by(model: Model) -> dict[str, Any]:
-    """What represents an image, for records: the number of blocks and the pooling of a ViT."""
-    config = model.config
-    return {"depth": config.depth, "pool": config.pool} if isinstance(config, ViTConfig) else {}
 
 
 @contextlib.contextmanager

@@ -51,9 +51,9 @@ class EvalOptions(ModelOptions, LoaderOptions, ReadConfig):
 class FeatureOptions(EvalOptions):
     """EvalOptions, and which block and pooling represent an image."""
 
-    layer: PositiveInt | Literal["auto"] | None = None
-    """Block that represents an image, from 1; auto: the best for least squares on training images. Default: the
-    last."""
+    layer: PositiveInt | Literal["last4", "auto"] | None = None
+    """Block that represents an image, from 1. last4: the class tokens of four, as DINOv2. auto: the best for least
+    squares on training images. Default: the last."""
     pool: Pool | None = None
     """Class token, mean over patches, or both. Default: the checkpoint's own; with --layer auto the best."""
 
@@ -62,7 +62,7 @@ class FeatureOptions(EvalOptions):
         """The arguments of `load_model` for `layer` and `pool`, if they are given."""
         if self.layer is None and self.pool is None:
             return {}
-        depth = None if self.layer == "auto" else self.layer
+        depth = self.layer if isinstance(self.layer, int) else None
         return {"num_classes": 0, "pre_logits": "drop", "depth": depth, "pool": self.pool}
 
 

@@ -15,7 +15,7 @@ from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features
 from vitlab.evaluation.frozen import FrozenModel
-from vitlab.evaluation.load import computed_in, device_of, load_train_and_test, represented_by
+from vitlab.evaluation.load import computed_in, device_of, load_train_and_test
 from vitlab.evaluation.options import FeatureOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
@@ -169,7 +169,7 @@ def probe_checkpoint(
         "test_images": len(test.labels),
         "skipped": train.skipped + test.skipped,
         "computed_in": computed_in(frozen.model),
-        **represented_by(frozen.model),
+        **frozen.to_record(),
         **result,
     }
 
