@@ -126,8 +126,8 @@ class LayerChoice:
 def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = False) -> tuple[Layer, ...]:
     """The representations to compare, the model's own last; with `pool`, only those.
 
-    joined: also those of the last four blocks together. Empty for models that have no other: ResNets, distilled ones, and
-    those with a layer before the head, attention pooling or a LayerNorm after the mean.
+    joined: also those of the last four blocks together. Empty for models that have no other: ResNets, distilled ones,
+    and those with a layer before the head, attention pooling or a LayerNorm after the mean.
     """
     if not isinstance(config, ViTConfig) or config.pool == "map" or config.representation_size:
         return ()
