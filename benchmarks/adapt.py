@@ -4,7 +4,7 @@
 
 The method is LeJEPA (Balestriero and LeCun 2025) with two views: embeddings of two crops of an image come together, and
 those of all images approach a standard normal distribution. It starts from the model cut at its best block
-(`evaluation/layers.py`), and trains all of it for `--seconds`. Before and after, the block and the pooling of least
+(`evaluation/readouts.py`), and trains all of it for `--seconds`. Before and after, the block and the pooling of least
 leave-one-out loss are chosen on 10 or 50 labeled images of each class, and the least-squares head on them is tested.
 
 DATA is a folder of `finetune_peers.py --prepare`; BLOOD_CELLS has train/CLASS and test/CLASS, with the number of the
@@ -34,9 +34,9 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.evaluation.features import frozen_preprocessing
-from vitlab.evaluation.layers import Layer, candidates, compare_layers, layer_features
 from vitlab.evaluation.linear_head import least_squares_head
 from vitlab.evaluation.options import LoaderOptions
+from vitlab.evaluation.readouts import Readout, candidates, compare_readouts, readout_features
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.cpu_speed import cpu_is_faster_in_bfloat16
 from vitlab.train.optim import parameter_groups
@@ -186,18 +186,18 @@ def pixels_of(dataset: Dataset, size: int, preprocessing: Preprocessing) -> Tens
 
 
 def evaluate(
-    model: Any, labeled: Dataset, test: Dataset, preprocessing: Preprocessing, layers: tuple[Layer, ...] = ()
-) -> tuple[Layer, float]:
+    model: Any, labeled: Dataset, test: Dataset, preprocessing: Preprocessing, layers: tuple[Readout, ...] = ()
+) -> tuple[Readout, float]:
     """The layer of least leave-one-out loss (of `layers`, or of all), and the test accuracy of the head on it."""
     layers, options = layers or candidates(model.config), LoaderOptions(64)
     model, cpu = copy.deepcopy(model), torch.device("cpu")
     prepare_for_inference(model, cpu, frozen_dtype("auto", cpu))
     train_x, test_x = (
-        layer_features(model, part, layers, options, preprocessing=preprocessing) for part in (labeled, test)
+        readout_features(model, part, layers, options, preprocessing=preprocessing) for part in (labeled, test)
     )
     xs = {layer: each.x for layer, each in train_x.items()}
     labels, classes = train_x[layers[-1]].labels, len(labeled.classes)
-    chosen = compare_layers(xs, labels, classes).chosen
+    chosen = compare_readouts(xs, labels, classes).chosen
     head = least_squares_head(xs[chosen][None], labels, classes)
     return chosen, float((head.logits(test_x[chosen].x).argmax(axis=1) == test.labels).mean())
 

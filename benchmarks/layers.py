@@ -3,7 +3,7 @@
     python benchmarks/layers.py DATA S14 CHECKPOINT ... --out benchmarks/results/layers.jsonl
 
 DATA is a folder of `finetune_peers.py --prepare`. For each checkpoint, data set and seed the least-squares head is
-fitted to all candidates of `evaluation/layers.py`, without augmentation, and tested. A line has, for each,
+fitted to all candidates of `evaluation/readouts.py`, without augmentation, and tested. A line has, for each,
 leave-one-out loss and accuracy, the test accuracy, and that of k nearest neighbors (k = 5). Rows that the file has are
 not computed again.
 """
@@ -24,11 +24,11 @@ from tyro.conf import Positional
 
 from vitlab.data.registry import load_dataset
 from vitlab.evaluation.features import Features, frozen_preprocessing
-from vitlab.evaluation.layers import Layer, candidates, compare_layers, layer_features
 from vitlab.evaluation.linear_head import least_squares_head
 from vitlab.evaluation.load import load_for_evaluation
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.probe import knn
+from vitlab.evaluation.readouts import Readout, candidates, compare_readouts, readout_features
 
 NEIGHBORS = 5
 ADAPTATION = {"num_classes": 0, "pre_logits": "drop"}
@@ -63,9 +63,9 @@ def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str
     train, test = (load_dataset(f"folder:{folder}", split) for split in ("trainval", "test"))
     layers = candidates(loaded.model.config, joined=True)
     preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-    parts = [layer_features(loaded.model, part, layers, preprocessing=preprocessing) for part in (train, test)]
+    parts = [readout_features(loaded.model, part, layers, preprocessing=preprocessing) for part in (train, test)]
     labels = parts[0][layers[-1]].labels
-    choice = compare_layers({layer: each.x for layer, each in parts[0].items()}, labels, len(train.classes))
+    choice = compare_readouts({layer: each.x for layer, each in parts[0].items()}, labels, len(train.classes))
     rows = []
     for score in choice.scores:
         tested = test_accuracy(parts[0][score.layer], parts[1][score.layer], len(train.classes))
@@ -84,8 +84,8 @@ def as_table(rows: list[dict[str, Any]]) -> str:
         of_set = [row for row in rows if (row["checkpoint"], row["dataset"]) == (checkpoint, name)]
         cells, chosen_layers = [], []
         for row in of_set:
-            by_layer = {Layer.from_record(each): each for each in row["candidates"]}
-            own, chosen = row["candidates"][-1], by_layer[Layer.from_record(row["chosen"])]
+            by_layer = {Readout.from_record(each): each for each in row["candidates"]}
+            own, chosen = row["candidates"][-1], by_layer[Readout.from_record(row["chosen"])]
             best = max(each["test"] for each in row["candidates"])
             cells.append((own["test"], chosen["test"], best, own["knn"], chosen["knn"]))
             chosen_layers.append(f"{chosen['depth']} {chosen['pool']}")

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from vitlab.errors import UserError
-from vitlab.evaluation import layers
+from vitlab.evaluation import readouts
 from vitlab.evaluation.fewshot_checkpoint import fewshot_checkpoint
 from vitlab.evaluation.frozen import FrozenModel, write_features
 from vitlab.evaluation.options import FeatureOptions, FewShotProtocol
@@ -52,7 +52,7 @@ def model() -> ViT:
 
 
 def test_probe(spoiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MAX_IMAGES", 150)
+    monkeypatch.setattr(readouts, "MAX_IMAGES", 150)
     logged: list[str] = []
     given: dict[str, Any] = {"cache": tmp_path, "log": logged.append}
     last, best = (probe_checkpoint(spoiled, "digits", "knn", options=o, **given) for o in (CPU, AUTO))
@@ -104,9 +104,11 @@ def test_few_shots_choose_by_their_own_images(spoiled: Path, tmp_path: Path) -> 
 
 def test_features_choose_on_train(spoiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_on: list[str] = []
-    at_best_layer = FrozenModel.at_best_layer
+    at_best_readout = FrozenModel.at_best_readout
     monkeypatch.setattr(
-        FrozenModel, "at_best_layer", lambda self, train: (chosen_on.append(train.split), at_best_layer(self, train))[1]
+        FrozenModel,
+        "at_best_readout",
+        lambda self, train: (chosen_on.append(train.split), at_best_readout(self, train))[1],
     )
     options = dataclasses.replace(AUTO, pool="token+gap")
     written = write_features(spoiled, "digits", tmp_path / "features.npz", "test", options, cache=tmp_path / "cache")
@@ -120,7 +122,7 @@ def test_nothing_is_chosen(spoiled: Path, tmp_path: Path, monkeypatch: pytest.Mo
     given: dict[str, Any] = {"cache": tmp_path / "cache", "log": logged.append}
     save_model(build_model(dataclasses.replace(CONFIG, pool="map")), tmp_path / "map")
     assert probe_checkpoint(tmp_path / "map", "digits", "knn", options=AUTO, **given)["depth"] == 8
-    monkeypatch.setattr(layers, "MIN_IMAGES", 10**6)
+    monkeypatch.setattr(readouts, "MIN_IMAGES", 10**6)
     assert probe_checkpoint(spoiled, "digits", "knn", options=AUTO, **given)["depth"] == 8
     assert sum(line.startswith("no block is chosen") for line in logged) == 2
 

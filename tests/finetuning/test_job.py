@@ -20,7 +20,7 @@ from vitlab.inspection.run_section import describe_choices
 from vitlab.runs import run as run_module
 from vitlab.runs.run import RunResult
 from vitlab.train.clock import Clock
-from vitlab.train.workdir import Workdir
+from vitlab.train.workdir import METRICS, Workdir, read_log
 from vitlab.weights import load_model
 
 OPEN = ("runs", "refit", "head_views")
@@ -121,6 +121,20 @@ def test_the_run_of_the_sweep_is_the_final_one(
     assert "linear" not in result
     trained = load_model(tmp_path / "out" / "sweep" / "lr-0.003" / "model").state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in load_model(tmp_path / "out").state_dict().items())
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_job_that_is_one_run_is_shortened(
+    workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without sweep and head, such as BiT's protocol. With no time left, one step is taken."""
+    config = dataclasses.replace(one_rate, head=None, learning_rates=(), runs=1, alpha=None)
+    steps = []
+    for seconds in (1e6, 0.0):
+        monkeypatch.setattr(Manual, "seconds_left", seconds)
+        budgeted(workdir, config, tmp_path / f"{seconds}")
+        steps.append(read_log(tmp_path / f"{seconds}" / METRICS)[-1]["step"])
+    assert steps == [8, 1]
 
 
 def _killed_at_the_end(write: Callable[..., None], job: Path) -> Callable[..., None]:

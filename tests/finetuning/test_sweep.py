@@ -35,13 +35,13 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
     start: RunStart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int | None] = []
-    fit = FittedHead.fit_start
+    fit = FittedHead.start_head
 
     def recorded(self: FittedHead, indices: Any = None) -> Any:
         fitted.append(None if indices is None else len(indices))
         return fit(self, indices)
 
-    monkeypatch.setattr(FittedHead, "fit_start", recorded)
+    monkeypatch.setattr(FittedHead, "start_head", recorded)
     sweep = Sweep(start)
     sweep.score(1e-3, tmp_path / "scored")
     assert fitted == [len(sweep.splits.train)]

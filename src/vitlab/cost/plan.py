@@ -299,7 +299,7 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
         "time": f"{duration} of {cost['count']} {cost['device']} at {speed}; {device_hours} device-hours",
         "TPUv3": f"{_four_digits(days['days'])} core-days, estimated at {core_speed}{printed}",
         "data": f"{images_per_s} images/s; {mb_per_s} MB/s at {cost['image_kb']:g} kB per image",
-        "readers": f"{needs['cores']:.1f} cores for each process, at {READ_PER_CORE:g} photos/s and core",
+        "readers": f"{needs['cores']:.1f} cores for each process, at {READ_PER_CORE:g} photos/s per core",
         "network": f"{exchange}, to exchange gradients during the backward pass",
         "checkpoint": f"{_four_digits(cost['checkpoint_bytes'] / 2**20)} MiB; {written}",
     }

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from vitlab.data.registry import check_source
 from vitlab.display import format_table
@@ -14,9 +14,9 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluation.features import Features
 from vitlab.evaluation.fewshot import FewShotData, accuracies, choose_l2, sample_examples
 from vitlab.evaluation.frozen import FrozenModel
-from vitlab.evaluation.layers import Layer, candidates, compare_layers, is_enough, layer_features
 from vitlab.evaluation.load import computed_in, load_train_and_test
 from vitlab.evaluation.options import FEWSHOT_DEFAULTS, FeatureOptions, FewShotProtocol, SplitOptions
+from vitlab.evaluation.readouts import Readout, candidates, compare_readouts, is_enough, readout_features
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
 
@@ -50,18 +50,18 @@ def fewshot_checkpoint(
         check_source(name, splits.root)  # before anything is loaded
     frozen = FrozenModel.load(checkpoint, options, cache, log, world)
     model, preprocessing = frozen.model, frozen.preprocessing
-    data: list[FewShotData] = []
+    samples: list[FewShotData] = []
     for name in datasets:
         train, test = load_train_and_test(name, splits, options.on_error, world, preprocessing.range, options)
-        data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
-    evaluated = [_evaluate(frozen, examples, protocol.l2_grid) for examples in data]
-    results = [result for result, _, _ in evaluated]
+        samples.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
+    evaluated = [_evaluate(frozen, examples, protocol.l2_grid) for examples in samples]
     rows = []
     for k in protocol.shots:
-        best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
-        for name, examples, (result, unreadable, layers), i in zip(datasets, data, evaluated, best, strict=True):
-            row = _row(name, examples, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable)
-            rows.append(row | layers[k])
+        means = np.stack([each.accuracies[k].mean(axis=0) for each in evaluated])
+        best = choose_l2(means, protocol.leave_self_out).tolist()
+        for name, examples, each, i in zip(datasets, samples, evaluated, best, strict=True):
+            row = _row(name, examples, k, protocol.l2_grid[i], each.accuracies[k][:, i].tolist(), each.skipped)
+            rows.append(row | each.represented[k])
     settings = {
         "shots": list(protocol.shots),
         "l2": list(protocol.l2_grid),
@@ -79,36 +79,44 @@ def fewshot_checkpoint(
     return report
 
 
-def _evaluate(
-    frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]
-) -> tuple[dict[int, np.ndarray], int, dict[int, dict[str, Any]]]:
-    """Accuracies by shots [S, L], the number of unreadable images, and by shots what represents an image."""
+class _Evaluated(NamedTuple):
+    """A checkpoint on a data set, by shots."""
+
+    accuracies: dict[int, Float[np.ndarray, "S L"]]
+    """Of S samples with L penalties."""
+    skipped: int
+    """Unreadable images."""
+    represented: dict[int, dict[str, Any]]
+    """What represents an image."""
+
+
+def _evaluate(frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]) -> _Evaluated:
     choose = frozen.options.layer == "auto"
-    layers = candidates(frozen.model.config, frozen.options.pool, joined=True) if choose else ()
-    if not layers:
+    readouts = candidates(frozen.model.config, frozen.options.pool, joined=True) if choose else ()
+    if not readouts:
         train, test = frozen.features(data.train), frozen.features(data.test)
         shots = {k for k, _ in data.subsets}
         represented = dict.fromkeys(shots, frozen.to_record())
-        return accuracies(data, train, test, l2s), train.skipped + test.skipped, represented
+        return _Evaluated(accuracies(data, train, test, l2s), train.skipped + test.skipped, represented)
     settings: dict[str, Any] = {"preprocessing": frozen.preprocessing, "cache": frozen.cache, "world": frozen.world}
     trains, tests = (
-        layer_features(frozen.model, part, layers, frozen.options, **settings) for part in (data.train, data.test)
+        readout_features(frozen.model, part, readouts, frozen.options, **settings) for part in (data.train, data.test)
     )
-    found: dict[int, list[np.ndarray]] = {}
+    by_shots: dict[int, list[np.ndarray]] = {}
     chosen: dict[int, list[dict[str, Any]]] = {}
     for (shots, seed), indices in data.subsets.items():
         # Each sample chooses by itself: no row sees the labels of more images than its shots.
-        layer = _choose(trains, data, indices)
-        one = dataclasses.replace(data, subsets={(shots, seed): indices})
-        found.setdefault(shots, []).extend(accuracies(one, trains[layer], tests[layer], l2s)[shots])
-        chosen.setdefault(shots, []).append(layer.to_record())
-    skipped = trains[layers[0]].skipped + tests[layers[0]].skipped
+        readout = _choose(trains, data, indices)
+        this_sample = dataclasses.replace(data, subsets={(shots, seed): indices})
+        by_shots.setdefault(shots, []).extend(accuracies(this_sample, trains[readout], tests[readout], l2s)[shots])
+        chosen.setdefault(shots, []).append(readout.to_record())
+    skipped = trains[readouts[0]].skipped + tests[readouts[0]].skipped
     represented = {shots: {"layers": each} for shots, each in chosen.items()}
-    return {shots: np.stack(rows) for shots, rows in found.items()}, skipped, represented
+    return _Evaluated({shots: np.stack(rows) for shots, rows in by_shots.items()}, skipped, represented)
 
 
-def _choose(trains: Mapping[Layer, Features], data: FewShotData, indices: Int[np.ndarray, " m"]) -> Layer:
-    """The best layer for a sample; the checkpoint's own if it is too small."""
+def _choose(trains: Mapping[Readout, Features], data: FewShotData, indices: Int[np.ndarray, " m"]) -> Readout:
+    """The representation of least loss for a sample; the checkpoint's own if it is too small."""
     own = list(trains)[-1]
     rows = np.flatnonzero(np.isin(trains[own].indices, indices))
     classes, groups = len(data.train.classes), data.train.groups
@@ -116,13 +124,14 @@ def _choose(trains: Mapping[Layer, Features], data: FewShotData, indices: Int[np
         groups = np.unique(groups[trains[own].indices[rows]], return_inverse=True)[1]
     if not is_enough(len(rows), classes, groups):
         return own
-    xs = {layer: each.x[rows] for layer, each in trains.items()}
-    return compare_layers(xs, trains[own].labels[rows], classes, groups).chosen
+    xs = {readout: each.x[rows] for readout, each in trains.items()}
+    return compare_readouts(xs, trains[own].labels[rows], classes, groups).chosen
 
 
 def _row(
     name: str, data: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
 ) -> dict[str, Any]:
+    """One row of the report."""
     return {
         "dataset": name,
         "shots": shots,

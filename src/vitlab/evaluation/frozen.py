@@ -1,7 +1,7 @@
 """A frozen checkpoint whose representations are evaluated, cached on disk, or written to a file.
 
 `fewshot_checkpoint` and `probe_checkpoint` evaluate them. `layer="auto"` takes the best of several blocks, as
-`layers.py` chooses it on training images.
+`readouts.py` chooses it on training images.
 """
 
 import dataclasses
@@ -19,9 +19,16 @@ from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.splits import stratified_subset
 from vitlab.errors import UserError
 from vitlab.evaluation.features import Features, features, frozen_preprocessing
-from vitlab.evaluation.layers import Layer, choose_layer, images_to_choose, is_enough, last_blocks, layer_features
 from vitlab.evaluation.load import compile_inference, load_for_evaluation
 from vitlab.evaluation.options import FeatureOptions
+from vitlab.evaluation.readouts import (
+    Readout,
+    choose_readout,
+    images_to_choose,
+    is_enough,
+    last_blocks,
+    readout_features,
+)
 from vitlab.io import replacing_file, write_arrays
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import Model
@@ -38,7 +45,7 @@ class FrozenModel:
     checkpoint: str | Path
     options: FeatureOptions
     model: Model
-    layer: Layer | None
+    readout: Readout | None
     """What represents an image; None: the model's pre-logits representation."""
     preprocessing: Preprocessing
     cache: Path
@@ -49,7 +56,8 @@ class FrozenModel:
     def load(
         cls, checkpoint: str | Path, options: FeatureOptions, cache: Path | None, log: Log, world: World
     ) -> "FrozenModel":
-        """Describes the preprocessing to `log`. cache: default: the user's cache folder."""
+        """Loads a checkpoint, and logs how images are prepared. cache: folder of features (default: in the user's
+        cache)."""
         frozen = cls._load(checkpoint, options, cache or downloads.cache_folder() / "features", log, world)
         log(f"images: {frozen.preprocessing.describe()}")
         return frozen
@@ -58,33 +66,32 @@ class FrozenModel:
     def _load(
         cls, checkpoint: str | Path, options: FeatureOptions, cache: Path, log: Log, world: World
     ) -> "FrozenModel":
-        compiled = options.compile and not isinstance(options.layer, str)  # inner blocks are not compiled
+        """`load` without the log line."""
+        compiled = options.compile and not isinstance(options.layer, str)  # `get_intermediate_layers` is not
         loaded = load_for_evaluation(checkpoint, options, pack=not compiled, adaptation=options.adaptation, world=world)
         if compiled:
             compile_inference(loaded.model, options.batch_size, log)
         preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-        layer = last_blocks(loaded.model.config) if options.layer == "last4" else None
-        return cls(checkpoint, options, loaded.model, layer, preprocessing, cache, log, world)
+        readout = last_blocks(loaded.model.config) if options.layer == "last4" else None
+        return cls(checkpoint, options, loaded.model, readout, preprocessing, cache, log, world)
 
     def features(self, dataset: Dataset) -> Features:
         """The features of a data set, computed or read from the cache."""
         settings: dict[str, Any] = {"preprocessing": self.preprocessing, "cache": self.cache, "world": self.world}
-        if self.layer is None:
+        if self.readout is None:
             return features(self.model, dataset, self.options, **settings)
-        return layer_features(self.model, dataset, [self.layer], self.options, **settings)[self.layer]
+        return readout_features(self.model, dataset, [self.readout], self.options, **settings)[self.readout]
 
     def to_record(self) -> dict[str, Any]:
         """What represents an image, for records: the number of blocks and the pooling of a ViT."""
         config = self.model.config
-        if self.layer is not None:
-            return self.layer.to_record()
+        if self.readout is not None:
+            return self.readout.to_record()
         return {"depth": config.depth, "pool": config.pool} if isinstance(config, ViTConfig) else {}
 
-    def at_best_layer(self, train: Dataset) -> "FrozenModel":
-        """The model cut at the block that `layer="auto"` chooses on these training images.
-
-        Unchanged for another `layer`. Where nothing can be chosen, the checkpoint's own representation.
-        """
+    def at_best_readout(self, train: Dataset) -> "FrozenModel":
+        """The model at the block and pooling of least leave-one-out loss on these images, if `layer="auto"`; the
+        checkpoint's own where nothing can be chosen. Any other `layer` is unchanged."""
         if self.options.layer != "auto":
             return self
         count, classes = len(train), len(train.classes)
@@ -94,9 +101,10 @@ class FrozenModel:
         choice = None
         if is_enough(len(train), classes, groups):
             settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
-            choice = choose_layer(self.model, train, self.options, pool=self.options.pool, joined=True, **settings)
+            choice = choose_readout(self.model, train, self.options, pool=self.options.pool, joined=True, **settings)
         if choice is None:
-            self.log(f"no block is chosen: the model has one representation, or {count:,} images are too few")
+            why = f"the model has one representation, or {count:,} images, or their groups, are too few"
+            self.log(f"no block is chosen: {why}")
             options = dataclasses.replace(self.options, layer=None)
         else:
             self.log(choice.describe())
@@ -119,10 +127,10 @@ def write_features(
 ) -> dict[str, Any]:
     """Writes the representation, the path and the label of every readable image, for search and clustering.
 
-    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] of several) and `classes` [K];
-    `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and `features`. Returns
-    the numbers of images and of what is in a representation. Raises UserError for another suffix, and for bad settings,
-    data or weights.
+    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] with several labels per image) and
+    `classes` [K]; `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and
+    `features`. Returns the numbers of images and of what is in a representation. Raises UserError for another suffix,
+    and for bad settings, data or weights.
     """
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
@@ -130,12 +138,12 @@ def write_features(
         raise UserError("a .parquet file requires the package pyarrow: install vitlab's extra data, or give an .npz.")
     check_source(dataset, root)
     frozen = FrozenModel.load(checkpoint, options, cache, log, world)
-    given: dict[str, Any] = {"root": root, "on_error": options.on_error, "read": options}
-    given["levels"] = frozen.preprocessing.range
+    read: dict[str, Any] = {"root": root, "on_error": options.on_error, "read": options}
+    read["levels"] = frozen.preprocessing.range
     with world.rank_0_first():
-        images = load_dataset(dataset, split, **given)
-        train = load_dataset(dataset, "train", **given) if options.layer == "auto" else images
-    frozen = frozen.at_best_layer(train)
+        images = load_dataset(dataset, split, **read)
+        train = load_dataset(dataset, "train", **read) if options.layer == "auto" else images
+    frozen = frozen.at_best_readout(train)
     computed = frozen.features(images)
     if world.is_rank_0:
         write = _write_npz if out.suffix == ".npz" else _write_parquet

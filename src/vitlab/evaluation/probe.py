@@ -143,7 +143,7 @@ def probe_checkpoint(
     parts = load_train_and_test(dataset, splits, options.on_error, world, frozen.preprocessing.range, options)
     if kind == "knn":
         _choose_ks(ks, len(parts[0]))  # before the features
-    frozen = frozen.at_best_layer(parts[0])
+    frozen = frozen.at_best_readout(parts[0])
     train, test = map(frozen.features, parts)
     classes = len(parts[0].classes)
     if kind == "knn":

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
-from vitlab.finetuning.plan import Plan, Task, choose, head_only, side
+from vitlab.finetuning.plan import Task, choose, head_only, side
+from vitlab.finetuning.stages import Plan
 from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
 from vitlab.train.microbatch import timing_seconds
@@ -48,7 +49,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     if largest.data.subset_fraction != task.config.data.subset_fraction:  # too little time even for the smallest size
         return plan
     best = _best_side(task, largest, costs.cost_of, costs.available(), head_loss)
-    return costs.choose_and_measure(replace(task, largest=best))
+    return costs.choose_and_measure(replace(task, largest_side=best))
 
 
 def best_size(task: Task, measure: Measure, head_loss: HeadLoss) -> FinetuneConfig:

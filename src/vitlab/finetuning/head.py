@@ -48,7 +48,7 @@ class HeadFitter:
     def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """Fits a head to `plain` and to `views`, augmented representations of the same images.
 
-        indices: images of train to fit to (default: all that have representations), as the first part of
+        indices: the training images to fit to (default: all with representations), such as the first array of
         `hold_out_indices`.
 
         If the user has a val split, l2 and the scale of the logits are chosen on it, although `indices` exclude it:
@@ -104,8 +104,8 @@ def _broadcast_head(head: LinearHead | None, width: int, world: World) -> Linear
 class FittedHead:
     """The result of the stage: two heads for all training images, and the same two for a run on a part of them.
 
-    Runs start from the head without views (`plain_head`, `fit_start`), because fine-tuning learns more from crops that
-    the head has not seen. The head with views (`head`, `fit_result`) is tested, and averaged with the trained models.
+    Runs start from the head without views (`plain_head`, `start_head`), because fine-tuning learns more from crops that
+    the head has not seen. The head with views (`head`, `result_head`) is tested, and averaged with the trained models.
     """
 
     fitter: HeadFitter
@@ -118,22 +118,22 @@ class FittedHead:
     head: LinearHead
     """The head for all images with `views`."""
 
-    def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+    def start_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for these training images (default: all), without views."""
         return self.plain_head if indices is None else self.fitter.fit(indices=indices)
 
-    def fit_result(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+    def result_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for these training images (default: all), with views."""
         return self.head if indices is None else self.fitter.fit(self.views, indices)
 
     def create_classifier(self, indices: Int[np.ndarray, " m"] | None = None) -> Model:
-        """The checkpoint with the head of `fit_result`."""
+        """The checkpoint with the head of `result_head`."""
         model = init_from_checkpoint(self.fitter.job.checkpoint, self.fitter.job.config.model)
-        self.fit_result(indices).copy_to(model)
+        self.result_head(indices).copy_to(model)
         return model
 
     def describe(self) -> None:
-        """Logs what the head reaches without a test."""
+        """Logs the metrics of the head on images left out, and how many images it was fitted to."""
         job, fitted = self.fitter.job, len(self.fitter.choose_rows())
         if fitted < (count := len(job.splits.train)):
             job.log(f"least-squares head: fitted to {fitted:,} of the {count:,} training images")
@@ -144,7 +144,7 @@ class FittedHead:
         train, plain, config = self.fitter.job.splits.train, self.fitter.plain, self.fitter.job.config
         rest, held_out = hold_out_indices(train, config.held_out, config.seed)
         is_held_out = np.isin(plain.indices, held_out)
-        logits = torch.from_numpy(self.fit_result(rest).logits(plain.x[is_held_out]))
+        logits = torch.from_numpy(self.result_head(rest).logits(plain.x[is_held_out]))
         labels = torch.from_numpy(_labels(train, plain.indices[is_held_out]))
         loss = classification_loss(logits, labels, evaluation_loss(train))
         predictions = logits.argmax(dim=1)

@@ -118,7 +118,7 @@ class FinetuneJob:
     """Why the open settings have their values."""
     clock: JobClock = field(default_factory=JobClock)
     layers: dict[str, Any] | None = None
-    """How block and pooling were chosen (`evaluation.layers.LayerChoice`), if they were."""
+    """How block and pooling were chosen (`evaluation.readouts.ReadoutChoice`), if they were."""
 
     def decide(self, why: str, config: FinetuneConfig) -> "FinetuneJob":
         """The job with `config`, whose changes have this reason."""

@@ -62,8 +62,8 @@ class Task:
     """Settings that the plan may choose."""
     budget: int | float
     """Seconds of the whole job."""
-    largest: int | float = math.inf
-    """Largest image side."""
+    largest_side: int | float = math.inf
+    """Largest image side to choose, in pixels."""
 
     @functools.cached_property
     def sizes(self) -> list[FinetuneConfig]:
@@ -79,7 +79,7 @@ class Task:
             scaled = config.data.preprocessing(model.image_size).at(size)
             data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
             configs.append(replace(config, model=replace(model, image_size=size), data=data))
-        return [config for config in configs if side(config) <= self.largest] or configs[-1:]
+        return [config for config in configs if side(config) <= self.largest_side] or configs[-1:]
 
     def plan(self, config: FinetuneConfig, cost: ImageCost) -> Plan:
         """The plan for `config`, with the largest report that its part of the budget allows."""
@@ -171,7 +171,7 @@ def _fewest_steps(config: FinetuneConfig, task: Task) -> int:
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps, with warm-up and sweep in proportion."""
+    """`config` with this number of steps: a tenth of them warm-up, the sweep's in proportion."""
     sweep_steps = config.sweep_steps and max(config.sweep_steps * steps // (config.steps or steps), 1)
     optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
@@ -227,11 +227,12 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
         shortest = next((minutes for minutes, longer in plans if longer and includes(longer)), None)
         return f"; --budget {shortest}m includes it" if shortest else ""
 
-    whole = task.config.data.subset_fraction
-    part = plan.config.data.subset_fraction
-    if part != whole:
-        text = f"left out: {1 - (part or 1) / (whole or 1):.0%} of the {task.images.train:,} training images"
-        yield text + budget_for(lambda longer: longer.config.data.subset_fraction == whole)
+    task_fraction = task.config.data.subset_fraction
+    plan_fraction = plan.config.data.subset_fraction
+    if plan_fraction != task_fraction:
+        fraction = 1 - (plan_fraction or 1) / (task_fraction or 1)
+        text = f"left out: {fraction:.0%} of the {task.images.train:,} training images"
+        yield text + budget_for(lambda longer: longer.config.data.subset_fraction == task_fraction)
     if not plan.config.runs and task.config.runs:
         seconds = task.images.train * plan.cost.train(plan.config.model)
         reason = f"a pass over {task.images.train:,} training images takes {format_duration(seconds)}"

@@ -1,6 +1,6 @@
 """Table 4 and App. B.1.1: fine-tune a checkpoint on another task, at another resolution.
 
-`sweep_and_finetune` is the paper's protocol: a learning rate sweep on a held-out part of the training split, then one
+`sweep_and_finetune` is the paper's protocol: a learning rate sweep on a held-out split of the training images, then one
 run or several on all of it, then the test. Here the job is prepared: settings, images, plan; `run_job.py` does the
 work.
 """
@@ -18,14 +18,14 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.classes import require_two_classes
 from vitlab.errors import UserError, quoted
 from vitlab.finetuning.budget import Measure, best_size, fit_budget
-from vitlab.finetuning.choose_layer import saved_choice, with_chosen_layer
+from vitlab.finetuning.choose_readout import saved_choice, with_chosen_readout
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, JobClock
-from vitlab.finetuning.plan import Plan, Task, left_out
+from vitlab.finetuning.plan import Task, left_out
 from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.run_job import run_stages, train_and_test
-from vitlab.finetuning.stages import Images
+from vitlab.finetuning.stages import Images, Plan
 from vitlab.finetuning.sweep import RunStart
 from vitlab.models.config import ImageSize, Pool
 from vitlab.models.variant import Interpolation
@@ -44,7 +44,7 @@ from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
 
 SUGGEST_FROM = 120.0
-"""Seconds of a job from which a budget is suggested."""
+"""From so many planned seconds on, a `--budget` is suggested."""
 Log = Callable[[str], None]
 
 
@@ -82,7 +82,10 @@ def sweep_and_finetune(
     """
     workdir = Path(workdir)
     open_settings = frozenset(open_settings) - ({"model.image_size"} if image_size is not None else set())
-    open_settings -= set(LAYER) if layer is not None else {"model.pool"} if pool is not None else set()
+    if layer is not None:  # block and pooling are the user's, or the checkpoint's own
+        open_settings -= set(LAYER)
+    elif pool is not None:
+        open_settings -= {"model.pool"}
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.config.image_size)
@@ -99,7 +102,8 @@ def sweep_and_finetune(
         job = _with_held_out(_without_unreadable(job))  # of fewer images
     _log_reasons(job)
     if not job.config.tried_rates and job.config.runs == 1 and job.config.head is None:
-        result = train_and_test(RunStart(job, None), job.config.single(), workdir, settings={"reasons": job.reasons})
+        options = {"settings": {"reasons": job.reasons}, "limit": job.clock.limit("final", later=0.0)}
+        result = train_and_test(RunStart(job, None), job.config.single(), workdir, **options)
     else:
         result = run_stages(job, workdir, lambda: _make_report(job, workdir, device))
     return Finetuned(job.config, result, workdir)
@@ -129,7 +133,7 @@ def _resolve_by_images(
 
 
 def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
-    """Makes the page and the model's card; returns whether both could be written. The paper's protocol has neither."""
+    """Writes the report page and the model card; returns whether both were written. A job without a head has none."""
     if job.config.head is None:
         return False
     from vitlab.inspection.write_pages import report
@@ -153,7 +157,7 @@ def _check_rates(config: FinetuneConfig) -> None:
 def _read_images(config: FinetuneConfig, workdir: Path, log: Log, world: World) -> tuple[DataConfig, Splits]:
     """The settings of the images with their measured range, and the images. `config` is what is known without them.
 
-    Raises UserError for another work folder than a job's, and for fewer than two classes.
+    Raises UserError for a work folder that is not a job's, and for fewer than two classes.
     """
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
@@ -213,8 +217,9 @@ def _with_own_val(job: FinetuneJob) -> FinetuneJob:
 def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> FinetuneJob:
     """The job with the settings of its plan, its clock, and the measured micro-batch.
 
-    The plan fits the time of the `clock`, if there is one. An interrupted job keeps its plan; a finished one is not
-    measured.
+    A new job chooses block and pooling, then what fits the time of the `clock` (without one: the image size). Then the
+    plan is made again for these settings: the clock compares with it. An interrupted job keeps its settings; a finished
+    one is not measured.
     """
     world = job.context.world
     is_resumed, is_finished = world.broadcast_object(
@@ -224,7 +229,7 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     task = Task(job.config, images, job.open_settings, math.inf if clock is None else clock.seconds)
     measure = _cached_measure(job)
     if not is_resumed:
-        job = with_chosen_layer(job, task, measure, clock)
+        job = with_chosen_readout(job, task, measure, clock)
         task = dataclasses.replace(task, config=job.config)
         job = _choose_size(job, task, measure) if clock is None else _fit_budget(job, task, measure, clock)
     elif clock is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from vitlab.config import FinetuneConfig
 from vitlab.display import preformatted
 from vitlab.errors import quoted
-from vitlab.evaluation.layers import LayerChoice
+from vitlab.evaluation.readouts import ReadoutChoice
 from vitlab.evaluation.result import format_evaluation, headline
 from vitlab.finetuning.scores import format_score
 from vitlab.train.run_files import PAGE
@@ -28,7 +28,7 @@ class Finetuned:
         """Block, learning rates tried, test, runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
         if layers := result.get("layers"):
-            lines.append(LayerChoice.from_record(layers).describe())
+            lines.append(ReadoutChoice.from_record(layers).describe())
         for score in result.get("sweep", ()):
             chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
             text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"

@@ -14,7 +14,8 @@ from vitlab.evaluation.result import headline
 from vitlab.train.stopping import NonFiniteError
 
 ALPHA_WITHOUT_SWEEP = 0.25
-"""It gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
+"""Weight of the fine-tuned model where no sweep has chosen it: it gains nearly as much as half where fine-tuning helps,
+and harms less elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Score:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What metrics.jsonl and result.json have of it."""
+        """The score as a line of metrics.jsonl and result.json."""
         return {"learning_rate": self.learning_rate, "accuracy": None, **self.metrics}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the time that is left and the held-out images have chosen."""
+    """Whether and how to fine-tune, by the time left and the held-out images."""
 
     fine_tunes: bool
     """Whether there are final runs; otherwise the least-squares head is the result."""
@@ -56,8 +57,8 @@ class Choice:
 
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
-    """A model with the weights (1 - alpha) `head` + alpha `tuned` (WiSE-FT, Wortsman et al.
-    2022), on the device of `tuned`."""
+    """A model with the weights (1 - alpha) `head` + alpha `tuned` (WiSE-FT, Wortsman et al. 2022), on the device of
+    `tuned`."""
     model = copy.deepcopy(tuned)
     for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
         parameter.lerp_(start.to(parameter), 1 - alpha)

@@ -74,7 +74,7 @@ class RunStart:
         if config.head_std is not None:
             redraw_head(model, config.head_std, generator)
         if self.head is not None:
-            self.head.fit_start(indices).copy_to(model)
+            self.head.start_head(indices).copy_to(model)
         return model
 
 

@@ -2,7 +2,7 @@
 
 `nn.Linear` reorders a bfloat16 weight at every call, and in float32 it calls MKL, which is slow on AMD. A packed weight
 is reordered once, and the GELU of an MLP is computed while the products are still in the cache. `train/cpu_speed.py`
-measures whether that is faster.
+measures whether that is faster. The operators are private to torch; torch 2.15 has them.
 
     pack_linear(model)  # in place; only for inference
 """
@@ -24,8 +24,8 @@ GELUS: dict[str, Gelu] = {"tanh": "tanh", "erf": "none"}
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear`, with a GELU after it if `gelu` is given. It shares the parameters, which must not change:
-    it cannot be cast, copied or pickled.
+    """An `nn.Linear`, with a GELU after it if `gelu` is given. It shares the parameters. The packed copy does not
+    follow changes of them, so it must not be cast, copied, pickled or trained.
 
     With gradients enabled it computes as `nn.Linear` does: oneDNN's operator has no backward pass.
     """
@@ -40,8 +40,8 @@ class PackedLinear(nn.Module):
         if torch.is_grad_enabled():
             y = F.linear(x, self.weight, self.bias)
             return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
-        after = ("none", "") if self.gelu is None else ("gelu", self.gelu)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, after[0], [], after[1])
+        operation, algorithm = ("none", "") if self.gelu is None else ("gelu", self.gelu)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, operation, [], algorithm)
 
 
 def pack_linear(model: nn.Module) -> None:
@@ -49,11 +49,12 @@ def pack_linear(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear:
-                setattr(parent, name, PackedLinear(layer, _take_gelu(parent) if name == "fc1" else None))
+                gelu = _take_gelu(parent) if name == "fc1" else None
+                setattr(parent, name, PackedLinear(layer, gelu))
 
 
 def _take_gelu(parent: nn.Module) -> Gelu | None:
-    """The GELU after `fc1` of an MLP, which is removed from it; None if the MLP has another activation."""
+    """Removes the GELU after `fc1` from an MLP and returns it; None for another activation."""
     if not isinstance(parent, MLP) or not isinstance(parent.activation, Activation):
         return None
     gelu = GELUS.get(parent.activation.kind)

@@ -39,7 +39,7 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
 from vitlab.train.memory import inference_bytes
 from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
-from vitlab.train.precision import frozen_dtype, packs, prepare_for_inference
+from vitlab.train.precision import frozen_dtype, prepare_for_inference, should_pack
 from vitlab.train.workdir import SPEED, Workdir
 from vitlab.weights import save_model
 
@@ -222,7 +222,7 @@ def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: Wor
     device = device_of(model)
     options = evaluation_options(config, device)
     dtype = frozen_dtype(config.precision, device)
-    if dtype != torch.float32 or packs(device, dtype):
+    if dtype != torch.float32 or should_pack(device, dtype):
         model = copy.deepcopy(model)
         prepare_for_inference(model, device, dtype)
     preprocessing = config.data.preprocessing(config.model.image_size)

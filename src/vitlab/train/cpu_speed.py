@@ -47,7 +47,8 @@ def cpu_is_faster_packed(dtype: torch.dtype) -> bool:
     @torch.inference_mode()
     def speedup() -> float:
         config = ViTConfig(image_size=16, patch_size=16, width=384, depth=1, heads=6, mlp_dim=1536)
-        tokens, plain, packed = torch.ones(1, 256, 384, dtype=dtype), *(MLP(config).to(dtype) for _ in range(2))
+        tokens = torch.ones(1, 256, 384, dtype=dtype)
+        plain, packed = (MLP(config).to(dtype) for _ in range(2))
         for parameter in [*plain.parameters(), *packed.parameters()]:
             nn.init.constant_(parameter, 0.01)
         pack_linear(packed)

@@ -29,7 +29,7 @@ from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit
 from vitlab.train.masking import num_outputs
 from vitlab.train.objectives import create_training_model
 from vitlab.train.optim import state_per_weight
-from vitlab.train.precision import Precision, packs
+from vitlab.train.precision import Precision, should_pack
 
 
 class WeightCounts(NamedTuple):
@@ -148,7 +148,7 @@ def inference_bytes(config: ModelConfig, batch: int, dtype: torch.dtype, device_
     fused = attention_backend(device_type, False, dtype, matrix) == "fused"
     activations = dtype.itemsize * batch * _forward_numbers(config, fused)
     standardized = 2 * 4 * (3 * 3 * (body.channels // 4) ** 2) if body else 0  # the largest filters, twice in float32
-    copies = 2 if packs(torch.device(device_type), dtype) else 1
+    copies = 2 if should_pack(torch.device(device_type), dtype) else 1
     return copies * dtype.itemsize * config.num_parameters + max(activations, standardized)
 
 

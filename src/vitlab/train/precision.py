@@ -22,31 +22,29 @@ Precision = Literal["float32", "autocast", "bfloat16"]
 
 def resolve_precision(requested: str, device: torch.device) -> Precision:
     """The precision that `auto` means on this device; any other one as it is."""
-    match requested:
-        case "float32" | "autocast" | "bfloat16":
-            return requested
-        case _ if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-            return "autocast"
-        case _ if device.type == "cpu" and cpu_is_faster_in_bfloat16():
-            return "bfloat16"
-        case _:
-            return "float32"
+    if requested == "float32" or requested == "autocast" or requested == "bfloat16":
+        return requested
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return "autocast"
+    if device.type == "cpu" and cpu_is_faster_in_bfloat16():
+        return "bfloat16"
+    return "float32"
 
 
 def frozen_dtype(requested: str, device: torch.device) -> torch.dtype:
-    """The type of a frozen model that a training of this precision starts from."""
+    """The dtype in which a model is evaluated without training: bfloat16 unless the precision resolves to float32."""
     return torch.float32 if resolve_precision(requested, device) == "float32" else torch.bfloat16
 
 
 def prepare_for_inference(model: nn.Module, device: torch.device, dtype: torch.dtype, pack: bool = True) -> None:
-    """Moves and casts a model that is not trained any more, in place; with `pack`, its linear layers are packed if this
-    CPU is faster so. torch.compile cannot follow packed layers."""
+    """Moves and casts a model for inference, in place; `pack` also packs its linear layers where this CPU is faster
+    with them. Not with torch.compile, which cannot trace packed layers."""
     model.to(device=device, dtype=dtype)
-    if pack and packs(device, dtype):
+    if pack and should_pack(device, dtype):
         pack_linear(model)
 
 
-def packs(device: torch.device, dtype: torch.dtype) -> bool:
+def should_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether inference on this device is faster with packed linear layers."""
     return device.type == "cpu" and cpu_is_faster_packed(dtype)
 
@@ -131,4 +129,5 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     m_trim_threshold, m_mmap_threshold, largest = -1, -3, 2**31 - 1
-    return bool(mallopt(m_mmap_threshold, 2**30)) and bool(mallopt(m_trim_threshold, largest))
+    mmap_threshold_set = mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25)  # most in older glibc
+    return bool(mallopt(m_trim_threshold, largest)) and bool(mmap_threshold_set)

@@ -57,7 +57,7 @@ def adapt(
         new = _change_channels(new, state, in_chans)
     _resize(config, new, state)
     if depth is not None or pool is not None:
-        new = _change_readout(new, state, depth, pool, reset_head)
+        new = _apply_readout(new, state, depth, pool, reset_head)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
         _reset_head(new, state)
@@ -65,9 +65,9 @@ def adapt(
 
 
 def _check_size(config: ModelConfig, new: ModelConfig) -> None:
-    """Raises UserError for a larger image than memory and time allow, which metadata may ask for."""
+    """Raises UserError for a larger image than memory and time allow, which a checkpoint's metadata may request."""
     trained, resized = (
-        c.num_patches if isinstance(c, ViTConfig) else math.prod(c.image_hw) // 32**2 for c in (config, new)
+        each.num_patches if isinstance(each, ViTConfig) else math.prod(each.image_hw) // 32**2 for each in (config, new)
     )
     if resized > max(MAX_PATCHES, trained):
         raise UserError(
@@ -77,7 +77,8 @@ def _check_size(config: ModelConfig, new: ModelConfig) -> None:
 
 
 def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_classes: int) -> ModelConfig:
-    """Without the hidden layer before the head, in place; `trained_classes` are those of a head that would stay."""
+    """Removes the hidden layer before the head from `state`; returns the configuration. `trained_classes`: outputs of a
+    head that would stay."""
     if not isinstance(config, ViTConfig) or not config.representation_size:
         return config
     if trained_classes:
@@ -89,10 +90,11 @@ def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_clas
     return dataclasses.replace(config, representation_size=None)
 
 
-def _change_readout(
+def _apply_readout(
     config: ModelConfig, state: dict[str, Tensor], depth: int | None, pool: Pool | None, reset_head: bool
 ) -> ViTConfig:
-    """The model of fewer blocks, or of another pooling (`change_readout`), in place; the last LayerNorm stays."""
+    """Cuts `state` to the first blocks and moves class token and registers, in place; returns the configuration. The
+    last LayerNorm stays."""
     new = change_readout(config, depth, pool)
     assert isinstance(config, ViTConfig)
     if new != config and config.num_classes and not reset_head:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.splits import stratified_subset
-from vitlab.evaluation.layers import candidates, choose_layer, images_to_choose, is_enough
+from vitlab.evaluation.readouts import candidates, choose_readout, images_to_choose, is_enough
 from vitlab.finetuning.budget import Measure
 from vitlab.finetuning.held_out import left_out_groups
 from vitlab.finetuning.job import FinetuneJob
@@ -22,13 +22,13 @@ from vitlab.train.clock import Clock
 from vitlab.train.distributed import World
 
 MAX_FRACTION = 0.05
-"""Of a budget, for the representations, and as much for fitting the heads."""
+"""Largest fraction of the time left for the representations; fitting the heads may take as much again."""
 
 
-def with_chosen_layer(job: FinetuneJob, task: Task, measure: Measure, clock: Clock | None) -> FinetuneJob:
+def with_chosen_readout(job: FinetuneJob, task: Task, measure: Measure, clock: Clock | None) -> FinetuneJob:
     """The job with the block and the pooling of least leave-one-out loss, if it may choose them and there is time.
 
-    Choosing takes a small image size, as the plan's first measurement, and a part of the training images.
+    Candidates are compared on a part of the training images, at the small size that the plan measures first.
     """
     model = job.config.model
     if not job.config.head or "model.depth" not in job.open_settings or not candidates(model):
@@ -36,7 +36,7 @@ def with_chosen_layer(job: FinetuneJob, task: Task, measure: Measure, clock: Clo
     assert isinstance(model, ViTConfig)
     pool: Any = None if "model.pool" in job.open_settings else model.pool  # the user's
     small = task.sizes[3 * len(task.sizes) // 4]
-    count = min(images_to_choose(model.num_classes), len(job.splits.train))
+    wanted = count = min(images_to_choose(model.num_classes), len(job.splits.train))
     if clock is not None:
         seconds = measure(small, False).forward(small.model)
         limit = MAX_FRACTION * job.context.world.broadcast_object(clock.left)
@@ -48,10 +48,11 @@ def with_chosen_layer(job: FinetuneJob, task: Task, measure: Measure, clock: Clo
         train = stratified_subset(train, count / len(train), job.config.seed)
         groups = left_out_groups(train, np.arange(len(train)))
     if not is_enough(count, model.num_classes, groups):
-        job.log(f"all blocks are kept: {max(count, 0):,} training images, or their groups, are too few to choose")
+        too_few = f"{count:,} training images, or their groups, are too few to choose"
+        job.log(f"all blocks are kept: {'there is no time to choose' if count < wanted else too_few}")
         return job
     frozen = FrozenCheckpoint.load(dataclasses.replace(job, config=small))
-    choice = choose_layer(
+    choice = choose_readout(
         frozen.model,
         train,
         evaluation_options(small, job.context.device),
@@ -67,7 +68,8 @@ def with_chosen_layer(job: FinetuneJob, task: Task, measure: Measure, clock: Clo
 
 
 def _fit_seconds(layers: int, images: int, classes: int) -> float:
-    """To fit the heads of all candidates: 2.1 s for 1,000 images of 10 classes, 6.3 s of 500 (ViT-S, two cores)."""
+    """Seconds to fit the heads of so many candidates. ViT-S, 12 candidates, 1,000 images, two cores: 2.1 s for 10
+    classes, 6.3 s for 500."""
     return layers * (0.2 + 7e-10 * images**2 * classes)
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.evaluation import layers
+from vitlab.evaluation import readouts
 from vitlab.evaluation.features import features
-from vitlab.evaluation.layers import Layer, LayerChoice, Score, candidates, choose_layer
 from vitlab.evaluation.linear_head import least_squares_head, leave_one_out
 from vitlab.evaluation.options import FeatureOptions
+from vitlab.evaluation.readouts import Readout, ReadoutChoice, ReadoutScore, candidates, choose_readout
 from vitlab.models import ResNetConfig, ViTConfig
 from vitlab.models.variant import Variant
 from vitlab.models.vit import ViT, build_model
@@ -56,24 +56,24 @@ def digits() -> Any:
     ],
 )
 def test_candidates(config: Any, expected: list[tuple[int, str]]) -> None:
-    assert [(layer.depth, layer.pool) for layer in candidates(config)] == expected
+    assert [(readout.depth, readout.pool) for readout in candidates(config)] == expected
 
 
 def test_scores_are_those_of_the_head_of_each_cut_model(spoiled: ViT, digits: Any) -> None:
-    choice = choose_layer(spoiled, digits, CPU)
+    choice = choose_readout(spoiled, digits, CPU)
     assert choice is not None
     assert choice.images == 200
     assert len(choice.scores) == 9
     for score in choice.scores:
-        config, state = adapt(CONFIG, spoiled.state_dict(), depth=score.layer.depth, pool=score.layer.pool)
-        assert config == score.layer.config(CONFIG)
+        config, state = adapt(CONFIG, spoiled.state_dict(), depth=score.readout.depth, pool=score.readout.pool)
+        assert config == score.readout.config(CONFIG)
         cut = build_model(config).eval()
         cut.load_state_dict(state)
         computed = features(cut, digits, CPU)
         head = least_squares_head(computed.x[None], computed.labels, 10)
         assert score.loss == pytest.approx(head.loss, rel=1e-3)
         assert score.accuracy == pytest.approx(head.accuracy, abs=0.01)
-    assert choice.chosen == min(choice.scores, key=lambda score: score.loss).layer
+    assert choice.chosen == min(choice.scores, key=lambda score: score.loss).readout
     assert choice.chosen.depth == 2
     assert choice.nested_loss >= min(score.loss for score in choice.scores)
     text = choice.describe()
@@ -85,10 +85,10 @@ def test_scores_are_those_of_the_head_of_each_cut_model(spoiled: ViT, digits: An
 
 
 def test_the_own_representation_stays_where_no_other_is_better() -> None:
-    own, other = Layer(12, "token"), Layer(6, "gap")
-    choice = LayerChoice((Score(other, 1.0, 1.0), Score(own, 1.0, 1.0)), own, 1.0, 1.0, 3)
+    own, other = Readout(12, "token"), Readout(6, "gap")
+    choice = ReadoutChoice((ReadoutScore(other, 1.0, 1.0), ReadoutScore(own, 1.0, 1.0)), own, 1.0, 1.0, 3)
     assert choice.describe() == "block 12 of 12, token: no other block or pooling has a lower loss on 3 images"
-    assert LayerChoice.from_record(choice.to_record()) == choice
+    assert ReadoutChoice.from_record(choice.to_record()) == choice
 
 
 def test_the_nested_estimate_leaves_an_image_out_of_the_choice() -> None:
@@ -100,22 +100,22 @@ def test_the_nested_estimate_leaves_an_image_out_of_the_choice() -> None:
         for i in range(30):
             best = losses[:, units != units[i]].sum(axis=1).argmin()
             expected.append((losses[best, i], hits[best, i]))
-        assert layers._nested(losses, hits, units) == pytest.approx(tuple(np.mean(expected, axis=0)))
+        assert readouts._nested(losses, hits, units) == pytest.approx(tuple(np.mean(expected, axis=0)))
 
 
 def test_with_a_given_pool_only_the_block_is_chosen() -> None:
-    assert candidates(CONFIG, "gap") == (Layer(2, "gap"), Layer(3, "gap"), Layer(4, "gap"))
-    assert candidates(CONFIG, "token")[-1] == Layer(4, "token")
+    assert candidates(CONFIG, "gap") == (Readout(2, "gap"), Readout(3, "gap"), Readout(4, "gap"))
+    assert candidates(CONFIG, "token")[-1] == Readout(4, "token")
 
 
 def test_the_last_blocks_together() -> None:
     """By forward hooks: class tokens after the last LayerNorm, and the mean over the patches of the last block."""
     config = dataclasses.replace(CONFIG, depth=6)
     model: Any = build_model(config, generator=torch.Generator().manual_seed(0)).eval()
-    joined = [layer for layer in candidates(config, joined=True) if layer.joined > 1]
-    assert joined == [Layer(6, pool, 4) for pool in ("token", "gap", "token+gap")]
+    joined = [readout for readout in candidates(config, joined=True) if readout.joined > 1]
+    assert joined == [Readout(6, pool, 4) for pool in ("token", "gap", "token+gap")]
     assert set(candidates(config, joined=True)) - set(joined) == set(candidates(config))
-    assert layers.last_blocks(config) == joined[0]
+    assert readouts.last_blocks(config) == joined[0]
     images = load_dataset("digits", "train").take(np.arange(5))
     outputs: list[torch.Tensor] = []
     handles = [block.register_forward_hook(lambda *given: outputs.append(given[2])) for block in model.blocks[2:]]
@@ -126,11 +126,11 @@ def test_the_last_blocks_together() -> None:
         normed = [model.norm(output) for output in outputs]
     tokens, means = [each[:, 0] for each in normed], [each[:, 1:].mean(dim=1) for each in normed]
     expected = {"token": tokens, "gap": means, "token+gap": [*tokens, means[-1]]}
-    computed = layers.layer_features(model, images, joined, CPU)
-    for layer, pooled in zip(joined, expected.values(), strict=True):
-        np.testing.assert_allclose(computed[layer].x, torch.cat(pooled, dim=1), atol=1e-5)
+    computed = readouts.readout_features(model, images, joined, CPU)
+    for readout, pooled in zip(joined, expected.values(), strict=True):
+        np.testing.assert_allclose(computed[readout].x, torch.cat(pooled, dim=1), atol=1e-5)
     with pytest.raises(UserError, match="last4"):
-        layers.last_blocks(ResNetConfig())
+        readouts.last_blocks(ResNetConfig())
 
 
 def test_several_labels_and_groups_are_left_out_as_by_the_head() -> None:

@@ -7,7 +7,7 @@ For each the head (`linear_head.py`) is fitted in closed form, and its leave-one
 The loss of the best of several is too low, for the same images chose it. The nested estimate leaves an image out of
 the choice too.
 
-    choose_layer(model, dataset).chosen  # Layer(depth=8, pool="token+gap")
+    choose_readout(model, dataset).chosen  # Readout(depth=8, pool="token+gap")
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ from vitlab.train.distributed import SINGLE, World
 FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
 """Depths of the blocks that are compared, as fractions of the model's."""
 LAST_BLOCKS = 4
-"""Blocks whose class tokens are joined, as in the linear evaluation of DINOv2."""
+"""Last blocks that are joined, as in the linear evaluation of DINOv2."""
 MAX_IMAGES, MIN_IMAGES = 1_000, 30
 """Most and fewest training images for the choice; at least two of each class, if that is more."""
 
 
-class Layer(NamedTuple):
+class Readout(NamedTuple):
     """A representation: the first `depth` blocks, then the last LayerNorm, then `pool`.
 
     With `joined` above 1 it has the class tokens of so many blocks, the last at `depth`, and the mean over the patches
@@ -73,26 +73,26 @@ class Layer(NamedTuple):
         return record if self.joined > 1 else {"depth": self.depth, "pool": self.pool}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Layer":
+    def from_record(cls, record: Mapping[str, Any]) -> "Readout":
         return cls(record["depth"], record["pool"], record.get("joined", 1))
 
 
 @dataclass(frozen=True)
-class Score:
+class ReadoutScore:
     """Leave-one-out metrics of the least-squares head on a representation."""
 
-    layer: Layer
+    readout: Readout
     loss: float
     accuracy: float
 
 
 @dataclass(frozen=True)
-class LayerChoice:
+class ReadoutChoice:
     """The scores of all candidates, and the one of least loss."""
 
-    scores: tuple[Score, ...]
+    scores: tuple[ReadoutScore, ...]
     """The checkpoint's own representation is the last."""
-    chosen: Layer
+    chosen: Readout
     nested_loss: float
     """Each image by the candidate that the other images choose."""
     nested_accuracy: float
@@ -101,29 +101,29 @@ class LayerChoice:
 
     def to_record(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [{**score.layer.to_record(), "loss": score.loss, "accuracy": score.accuracy} for score in self.scores]
+        rows = [{**score.readout.to_record(), "loss": score.loss, "accuracy": score.accuracy} for score in self.scores]
         nested = {"loss": self.nested_loss, "accuracy": self.nested_accuracy}
         return {"chosen": self.chosen.to_record(), "images": self.images, "nested": nested, "candidates": rows}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "LayerChoice":
+    def from_record(cls, record: Mapping[str, Any]) -> "ReadoutChoice":
         rows, nested = record["candidates"], record["nested"]
-        scores = tuple(Score(Layer.from_record(row), row["loss"], row["accuracy"]) for row in rows)
-        return cls(scores, Layer.from_record(record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
+        scores = tuple(ReadoutScore(Readout.from_record(row), row["loss"], row["accuracy"]) for row in rows)
+        return cls(scores, Readout.from_record(record["chosen"]), nested["loss"], nested["accuracy"], record["images"])
 
     def describe(self) -> str:
         """`block 8 of 12, token+gap: accuracy of images left out 77.0%, ...`"""
         own = self.scores[-1]
-        text = self.chosen.describe(own.layer.depth)
-        if self.chosen == own.layer:
+        text = self.chosen.describe(own.readout.depth)
+        if self.chosen == own.readout:
             return f"{text}: no other block or pooling has a lower loss on {self.images:,} images"
-        best = next(score for score in self.scores if score.layer == self.chosen)
+        best = next(score for score in self.scores if score.readout == self.chosen)
         nested = f"{self.nested_accuracy:.1%} with the choice left out too"
-        whole = f"block {own.layer.depth}, {own.layer.pool}: {own.accuracy:.1%}"
+        whole = f"block {own.readout.depth}, {own.readout.pool}: {own.accuracy:.1%}"
         return f"{text}: accuracy of images left out {best.accuracy:.1%}, {nested} ({whole}), on {self.images:,} images"
 
 
-def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = False) -> tuple[Layer, ...]:
+def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = False) -> tuple[Readout, ...]:
     """The representations to compare, the model's own last; with `pool`, only those.
 
     joined: also those of the last four blocks together. Empty for models that have no other: ResNets, distilled ones,
@@ -137,15 +137,15 @@ def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = Fal
     if config.has_class_token:
         pools = ("token", "gap", "token+gap") if config.position_at == "stem" else ("token", "token+gap")
     depths = sorted({max(round(fraction * config.depth), 1) for fraction in FRACTIONS})
-    own = Layer(config.depth, config.pool)
-    layers = [Layer(depth, each) for depth in depths for each in pools if pool in (None, each)]
+    own = Readout(config.depth, config.pool)
+    wanted = [each for each in pools if pool in (None, each)]
+    readouts = [Readout(depth, each) for depth in depths for each in wanted]
     if joined and config.depth > 1:
-        last = min(LAST_BLOCKS, config.depth)
-        layers += [Layer(config.depth, each, last) for each in pools if pool in (None, each)]
-    return (*(layer for layer in layers if layer != own), *([own] if own in layers else []))
+        readouts = [*(Readout(config.depth, each, min(LAST_BLOCKS, config.depth)) for each in wanted), *readouts]
+    return (*(readout for readout in readouts if readout != own), *([own] if own in readouts else []))
 
 
-def last_blocks(config: ModelConfig) -> Layer:
+def last_blocks(config: ModelConfig) -> Readout:
     """The last four blocks together, in the pooling of the model. Raises UserError for a model that has no blocks."""
     own = candidates(config)[-1:]
     if not own:
@@ -159,7 +159,8 @@ def images_to_choose(num_classes: int) -> int:
 
 
 def is_enough(images: int, num_classes: int, groups: Int[np.ndarray, " n"] | None = None) -> bool:
-    """Whether so many training images can choose: leaving one out must leave its class, a group another group.
+    """Whether the choice can be made: at most MAX_CLASSES classes, two images of each, MIN_IMAGES images, and two
+    groups or more.
 
     groups: as in `Ridge.leave_one_out`, whose images with a negative group are never left out.
     """
@@ -168,7 +169,7 @@ def is_enough(images: int, num_classes: int, groups: Int[np.ndarray, " n"] | Non
     return num_classes <= MAX_CLASSES and images >= max(MIN_IMAGES, 2 * num_classes)
 
 
-def choose_layer(
+def choose_readout(
     model: Model,
     dataset: Dataset,
     options: LoaderOptions = LoaderOptions(),
@@ -178,34 +179,36 @@ def choose_layer(
     joined: bool = False,
     groups: Int[np.ndarray, " n"] | None = None,
     world: World = SINGLE,
-) -> LayerChoice | None:
-    """The candidate of least leave-one-out loss on a data set; None for a model without other candidates.
+) -> ReadoutChoice | None:
+    """The candidate of least leave-one-out loss on a data set; None where nothing can be compared (`candidates`).
 
-    pool, joined: as in `candidates`. groups: of the images, each left out as a whole. Unreadable images have no part.
+    pool, joined: as in `candidates`. groups: the group of each image, left out as a whole. Unreadable images are
+    skipped.
     """
-    if not (layers := candidates(model.config, pool, joined)):
+    if not (readouts := candidates(model.config, pool, joined)):
         return None
-    computed = layer_features(model, dataset, layers, options, preprocessing=preprocessing, world=world)
-    indices, labels = computed[layers[0]].indices, computed[layers[0]].labels
+    computed = readout_features(model, dataset, readouts, options, preprocessing=preprocessing, world=world)
+    indices, labels = computed[readouts[0]].indices, computed[readouts[0]].labels
     known: Any = labels if dataset.label_sets is None else dataset.label_sets.multi_hot(indices, len(dataset.classes))
-    xs = {layer: each.x for layer, each in computed.items()}
-    given = (xs, known, len(dataset.classes), None if groups is None else groups[indices])
-    return LayerChoice.from_record(world.broadcast_object(lambda: compare_layers(*given).to_record()))
+    xs = {readout: each.x for readout, each in computed.items()}
+    comparison = (xs, known, len(dataset.classes), None if groups is None else groups[indices])
+    # Rank 0 decides for all: rounding may differ.
+    return ReadoutChoice.from_record(world.broadcast_object(lambda: compare_readouts(*comparison).to_record()))
 
 
-def layer_features(
+def readout_features(
     model: Model,
     dataset: Dataset,
-    layers: Sequence[Layer],
+    readouts: Sequence[Readout],
     options: LoaderOptions = LoaderOptions(),
     *,
     preprocessing: Preprocessing | None = None,
     cache: Path | None = None,
     world: World = SINGLE,
-) -> dict[Layer, Features]:
+) -> dict[Readout, Features]:
     """The features of a data set in each of these representations, by one forward pass (see `features`)."""
     assert isinstance(model.config, ViTConfig)
-    columns = sorted({column for layer in layers for column in layer.columns()})
+    columns = sorted({column for readout in readouts for column in readout.columns()})
     depths = sorted({depth for depth, _ in columns})
 
     def compute(model: Any, images: Tensor) -> Tensor:
@@ -220,23 +223,23 @@ def layer_features(
 
     representation = Representation(len(columns) * model.config.width, compute, key=str(columns))
     description = f"representations of {len(depths)} blocks"
-    given: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache, "description": description, "world": world}
-    computed = features(model, dataset, options, representation=representation, **given)
+    settings: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache, "world": world}
+    computed = features(model, dataset, options, representation=representation, description=description, **settings)
     parts = dict(zip(columns, np.split(computed.x, len(columns), axis=1), strict=True))
 
-    def joined(layer: Layer) -> np.ndarray:
-        each = [parts[column] for column in layer.columns()]
+    def joined(readout: Readout) -> np.ndarray:
+        each = [parts[column] for column in readout.columns()]
         return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
 
-    return {layer: replace(computed, x=joined(layer)) for layer in layers}
+    return {readout: replace(computed, x=joined(readout)) for readout in readouts}
 
 
-def compare_layers(
-    xs: Mapping[Layer, Float[np.ndarray, "n _"]],
+def compare_readouts(
+    xs: Mapping[Readout, Float[np.ndarray, "n _"]],
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
-) -> LayerChoice:
+) -> ReadoutChoice:
     """Fits the head to each of these representations of the same images; the model's own is the last.
 
     groups: each left out as a whole, as in `least_squares_head`.
@@ -248,13 +251,14 @@ def compare_layers(
         rows = fit.rows
     losses, hits = (np.stack(each) for each in zip(*columns, strict=True))
     means = zip(xs, losses.mean(axis=1).tolist(), hits.mean(axis=1).tolist(), strict=True)
-    scores = tuple(Score(*row) for row in means)
+    scores = tuple(ReadoutScore(*row) for row in means)
+    # The user's val is one group: no head has seen it, so each of its images is a unit of its own.
     units = np.arange(len(rows)) if groups is None or (groups[rows] == groups[rows[0]]).all() else groups[rows]
-    return LayerChoice(scores, list(xs)[_best(losses.sum(axis=1))], *_nested(losses, hits, units), len(rows))
+    return ReadoutChoice(scores, list(xs)[_best(losses.sum(axis=1))], *_nested(losses, hits, units), len(rows))
 
 
 def _best(losses: Float64[np.ndarray, "C *m"]) -> Any:
-    """The candidate of least loss; the last of several."""
+    """The candidate of least loss; of equal ones the last, which may be the model's own."""
     return len(losses) - 1 - losses[::-1].argmin(axis=0)
 
 

@@ -12,9 +12,9 @@ from staged_job import tune
 
 from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
-from vitlab.evaluation import layers
-from vitlab.evaluation.layers import Layer, LayerChoice, Score
-from vitlab.finetuning import choose_layer
+from vitlab.evaluation import readouts
+from vitlab.evaluation.readouts import Readout, ReadoutChoice, ReadoutScore
+from vitlab.finetuning import choose_readout
 from vitlab.recipes.finetune import LAYER
 from vitlab.weights import load_model
 
@@ -29,9 +29,11 @@ def test_the_result_is_cut_where_the_loss_is_least(
     workdir: Path, head_alone: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depth = load_model(workdir).config.depth  # pyright: ignore[reportAttributeAccessIssue]
-    chosen = Layer(1, "gap")
-    scores = (Score(chosen, 0.5, 0.9), Score(Layer(depth, "token"), 0.6, 0.8))
-    monkeypatch.setattr(choose_layer, "choose_layer", lambda *_, **__: LayerChoice(scores, chosen, 0.55, 0.85, 40))
+    chosen = Readout(1, "gap")
+    scores = (ReadoutScore(chosen, 0.5, 0.9), ReadoutScore(Readout(depth, "token"), 0.6, 0.8))
+    monkeypatch.setattr(
+        choose_readout, "choose_readout", lambda *_, **__: ReadoutChoice(scores, chosen, 0.55, 0.85, 40)
+    )
     logged: list[str] = []
     result = tune(workdir, head_alone, tmp_path / "job", open_settings=LAYER, log=logged.append)
     assert any(line.startswith("block 1 of ") for line in logged)
@@ -42,7 +44,7 @@ def test_the_result_is_cut_where_the_loss_is_least(
     # The same call keeps the choice, and does not choose again.
     (tmp_path / "job" / "result.json").unlink()
     shutil.rmtree(tmp_path / "job" / "linear")
-    monkeypatch.setattr(choose_layer, "choose_layer", lambda *_, **__: pytest.fail("chosen again"))
+    monkeypatch.setattr(choose_readout, "choose_readout", lambda *_, **__: pytest.fail("chosen again"))
     again = tune(workdir, head_alone, tmp_path / "job", open_settings=LAYER)
     assert again.result == result.result
 
@@ -61,11 +63,11 @@ def test_a_real_choice_is_that_of_least_loss(workdir: Path, head_alone: Finetune
 def test_nothing_is_chosen(
     why: str, workdir: Path, head_alone: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_layer, "choose_layer", lambda *_, **__: pytest.fail("chosen"))
+    monkeypatch.setattr(choose_readout, "choose_readout", lambda *_, **__: pytest.fail("chosen"))
     options: dict[str, Any] = {"open_settings": LAYER}
     config = head_alone
     if why == "few images":
-        monkeypatch.setattr(layers, "MIN_IMAGES", 10**6)
+        monkeypatch.setattr(readouts, "MIN_IMAGES", 10**6)
     elif why == "given":
         options["layer"] = 1
     elif why == "closed":
@@ -116,7 +118,7 @@ def test_a_budget_bounds_the_images_that_choose(
     logged: list[str] = []
     open_settings = (*LAYER, "runs", "data.subset_fraction")
     tune(workdir, head_alone, tmp_path / "job", open_settings=open_settings, budget=budget, log=logged.append)
-    kept = [line for line in logged if line.startswith("all blocks are kept: 0 training images")]
+    kept = [line for line in logged if line == "all blocks are kept: there is no time to choose"]
     assert len(kept) == (budget < 1)
 
 
@@ -131,6 +133,6 @@ def test_a_budget_bounds_the_images_that_choose(
 )
 def test_groups_that_can_be_left_out(groups: Any, expected: bool) -> None:
     """One group, or a val split of a few images, cannot choose."""
-    assert layers.is_enough(100, 10, groups) == expected
-    assert not layers.is_enough(29, 2, None if groups is None else groups[:29])
-    assert not layers.is_enough(100, 51, groups)
+    assert readouts.is_enough(100, 10, groups) == expected
+    assert not readouts.is_enough(29, 2, None if groups is None else groups[:29])
+    assert not readouts.is_enough(100, 51, groups)
