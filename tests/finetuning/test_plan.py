@@ -38,6 +38,17 @@ def test_a_larger_budget_never_gives_a_smaller_job() -> None:
     assert jobs[-2].total_steps(1000) < jobs[-1].total_steps(1000) < 10**5  # which ends at MAX_EPOCHS
 
 
+def test_views_and_the_report_leave_time_for_fine_tuning() -> None:
+    """Nothing but the head alone is planned only where fine-tuning without views does not fit either."""
+    without = {"config": dataclasses.replace(CONFIG, head_views=None), "open_settings": {*OPEN} - {"head_views"}}
+    saved = 0
+    for seconds in range(300, 1500, 30):
+        made = plan(seconds)
+        assert bool(made.config.runs) >= bool(plan(seconds, **without).config.runs)
+        saved += made.config.runs > 0 and made.report == "short" and seconds > 400  # which has time for the whole one
+    assert saved > 1
+
+
 def test_few_images_are_fine_tuned_for_enough_steps() -> None:
     """However few: many epochs, or not at all."""
     for images in (Images(100, 500), Images(10, 20)):

@@ -7,13 +7,15 @@
 3. the head alone, at the largest image size that fits;
 4. the head alone, at the smallest size, on as many training images as fit.
 
-1 and 2 take the largest image size that fits, and none below MIN_FRACTION of the size in 3.
+1 and 2 take the largest image size that fits, and none below MIN_FRACTION of the size in 3. If neither fits, they are
+tried with fewer augmented views and a short report. (Where time is left at the end, the whole report is made.)
 
 `budget.py` measures the cost of an image.
 """
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from vitlab.config.finetune import NO_SWEEP
 from vitlab.display import format_duration
 from vitlab.errors import UserError
 from vitlab.finetuning.stages import Images, Plan
+from vitlab.inspection.run_section import Report
 from vitlab.models.config import ViTConfig
 from vitlab.recipes.rules import REFIT_EPOCHS, adapt_to_epochs
 from vitlab.runs.cost import ImageCost
@@ -45,6 +48,8 @@ MAX_HEAD_FRACTION = 0.5
 """Largest fraction of the time for the least-squares head, if fine-tuning follows."""
 REPORT_FRACTION = 0.15
 """Largest fraction of a budget for the report."""
+REPORTS: tuple[Report, ...] = ("whole", "short")
+"""Reports to choose from."""
 VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
@@ -81,10 +86,10 @@ class Task:
             configs.append(replace(config, model=replace(model, image_size=size), data=data))
         return [config for config in configs if side(config) <= self.largest_side] or configs[-1:]
 
-    def plan(self, config: FinetuneConfig, cost: ImageCost) -> Plan:
-        """The plan for `config`, with the largest report that its part of the budget allows."""
+    def plan(self, config: FinetuneConfig, cost: ImageCost, reports: Sequence[Report] = REPORTS) -> Plan:
+        """The plan for `config`, with the first of these reports that the report's part of the budget allows."""
         plan = Plan(config, self.images, cost)
-        kinds = (kind for kind in ("whole", "short") if plan.report_seconds(kind) <= REPORT_FRACTION * self.budget)
+        kinds = (kind for kind in reports if plan.report_seconds(kind) <= REPORT_FRACTION * self.budget)
         return replace(plan, report=next(kinds, "none"))
 
 
@@ -94,17 +99,21 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
     Raises UserError if the settings that are not open forbid all.
     """
 
-    def first_that_fits(configs: Sequence[FinetuneConfig]) -> Plan | None:
-        plans = (_plan_that_fits(task, task.plan(config, cost_of(config)), available) for config in configs)
+    def first_that_fits(configs: Sequence[FinetuneConfig], save_time: bool = False) -> Plan | None:
+        reports = REPORTS[save_time:]
+        candidates = (task.plan(config, cost_of(config), reports) for config in configs)
+        plans = (_plan_that_fits(task, candidate, available, save_time) for candidate in candidates)
         return next((plan for plan in plans if plan is not None), None)
 
     sizes = task.sizes  # the largest first
     head_plan = first_that_fits([head_only(config) for config in sizes]) if "runs" in task.open_settings else None
     smallest = MIN_FRACTION * side(head_plan.config) if head_plan else 0.0
     tuned = [config for config in sizes if side(config) >= smallest]
-    plan = first_that_fits(tuned)  # 1
-    if plan is None and "refit" in task.open_settings and task.config.runs:
-        plan = first_that_fits([replace(config, refit=False) for config in tuned])  # 2
+    plan = None
+    for save_time in (False, True):
+        plan = plan or first_that_fits(tuned, save_time)  # 1
+        if "refit" in task.open_settings and task.config.runs:
+            plan = plan or first_that_fits([replace(config, refit=False) for config in tuned], save_time)  # 2
     if plan is None:
         plan = head_plan  # 3
     if plan is None:
@@ -113,20 +122,23 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
     return replace(plan, config=adapt_to_epochs(plan.config, task.images.train, can_change))
 
 
-def _plan_that_fits(task: Task, plan: Plan, available: float) -> Plan | None:
-    """The plan with as many views, and then steps, as fit into the `available` seconds; None if those are too few."""
-    fitting = _with_most_views(task, plan, available)
-    if fitting is None or not fitting.config.runs:
-        return fitting
-    config = fitting.config
-    steps = _most_steps(fitting, available)
-    if steps < _fewest_steps(config, task):
-        return None
-    return replace(fitting, config=with_steps(config, min(steps, _steps_of(config, task.images, MAX_EPOCHS))))
+def _plan_that_fits(task: Task, plan: Plan, available: float, save_time: bool) -> Plan | None:
+    """The plan with as many views, and then steps, as fit into the `available` seconds; None if those are too few.
+
+    save_time: views may be fewer than fit, to leave time for the steps.
+    """
+    by_views = _by_views(task, plan, available)
+    for fitting in by_views if save_time else itertools.islice(by_views, 1):
+        config = fitting.config
+        if not config.runs:
+            return fitting
+        if (steps := _most_steps(fitting, available)) >= _fewest_steps(config, task):
+            return replace(fitting, config=with_steps(config, min(steps, _steps_of(config, task.images, MAX_EPOCHS))))
+    return None
 
 
-def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
-    """The plan with the most augmented views that fit; None if the fewest do not.
+def _by_views(task: Task, plan: Plan, available: float) -> Iterator[Plan]:
+    """The plan with each number of augmented views that fits, the most first.
 
     They fit if the least-squares head and its test take at most the time that reading and the report leave. If
     fine-tuning follows, they may take MAX_HEAD_FRACTION of it.
@@ -142,8 +154,7 @@ def _with_most_views(task: Task, plan: Plan, available: float) -> Plan | None:
         if config.head:  # its fit, and its part of the stage that tests all runs and the head
             head_seconds = candidate.seconds_of("head") + candidate.seconds_of("test") / (config.runs + 1)
         if head_seconds <= limit:
-            return candidate
-    return None
+            yield candidate
 
 
 def _most_steps(plan: Plan, available: float) -> int:

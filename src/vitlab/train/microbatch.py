@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +40,8 @@ CPU_FLOPS = 1e12
 and a request to stop waits for the end of one."""
 SAMPLE_FLOPS = 2e11
 """Work of the images whose training step is timed on a CPU, where memory is not tried."""
+PASSES = 3
+"""Passes that are timed."""
 TRAIN_RATIO = 3.5
 """Estimated ratio of a training step's time to a forward pass's, if only the latter is timed."""
 SMALL_FLOPS = 1e11
@@ -182,7 +183,7 @@ def _timed_images(config: TrainConfig) -> int:
 
 def timing_seconds(config: TrainConfig, train_seconds: float) -> float:
     """What it takes to time a training step on a CPU, by an estimate of its seconds per image."""
-    return 2 * _timed_images(config) * train_seconds
+    return PASSES * _timed_images(config) * train_seconds
 
 
 def time_training(config: TrainConfig, model: nn.Module, device: torch.device, count: int, rank_batch: int) -> float:
@@ -193,10 +194,8 @@ def time_training(config: TrainConfig, model: nn.Module, device: torch.device, c
     config = dataclasses.replace(config, compile=False, fsdp=False)
     state = create_state(config, copy.deepcopy(model).to(device), device, SINGLE)
     objective = create_objective(config)
-    seconds = 0.0
     batch = blank_batch(objective, torch.zeros(count, 3, *config.model.image_hw, device=device))
-    for _ in range(2):  # the first pass also builds and allocates what later ones reuse
-        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
+    seconds = _shortest(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
     update = min(_timed(state.optimizer.step, device), seconds)
     return (seconds - update) / count + update / rank_batch
 
@@ -206,16 +205,22 @@ def _time_forward(config: TrainConfig, model: nn.Module, device: torch.device, s
     if device.type == "cpu":  # an eighth of the work of the training step that is timed
         size = min(size, math.ceil(SAMPLE_FLOPS / 8 / (2 * config.model.forward_macs)))
     images = torch.zeros(size, 3, *config.model.image_hw, device=device)
-    chosen, means = frozen_dtype(config.precision, device), {}
+    chosen, seconds = frozen_dtype(config.precision, device), {}
     with torch.inference_mode():
         for dtype in {torch.float32, chosen}:
             forward = copy.deepcopy(getattr(model, "vit", model)).eval()
             prepare_for_inference(forward, device, dtype)
-            _, *seconds = (
-                _timed(functools.partial(forward, images), device) for _ in range(3)
-            )  # the first one warms up
-            means[dtype] = statistics.fmean(seconds) / len(images)
-    return means[chosen], means[torch.float32]
+            seconds[dtype] = _shortest(functools.partial(forward, images), device) / len(images)
+    return seconds[chosen], seconds[torch.float32]
+
+
+def _shortest(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of PASSES passes but the first, which also builds and allocates what later ones reuse.
+
+    Not their mean: a clock shortens a job whose machine turns out slower, but none is made longer where it is faster.
+    """
+    _, *seconds = (_timed(work, device) for _ in range(PASSES))
+    return min(seconds)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
