@@ -9,7 +9,7 @@ from sklearn.metrics import f1_score
 from torch.nn.functional import cross_entropy
 
 from vitlab.evaluation.fewshot import BIAS, Ridge
-from vitlab.evaluation.linear_head import least_squares_head
+from vitlab.evaluation.linear_head import least_squares_head, leave_one_out
 from vitlab.models import ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import build_model
@@ -21,29 +21,53 @@ def data(n: int, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndar
     return (rng.normal(size=(n, width)) + labels[:, None] * 0.7).astype(np.float32), labels
 
 
-def refits(ridge: Ridge, rows: np.ndarray, labels: np.ndarray, l2: float, groups: np.ndarray) -> np.ndarray:
+def refits(
+    ridge: Ridge, rows: np.ndarray, labels: np.ndarray, l2: float, groups: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
     """Scores of each row by a fit without its group; the standardization is that of all rows."""
     full = np.column_stack([(rows - ridge.mean) / ridge.std, np.full(len(rows), BIAS)])
     targets, scores = np.where(np.eye(3)[labels] > 0, 1.0, -1.0), np.full((len(rows), 3), np.nan)
     for group in set(groups[groups >= 0]):
         rest = groups != group
-        gram = full[rest].T @ full[rest] + l2 * np.eye(full.shape[1])
-        scores[~rest] = full[~rest] @ np.linalg.solve(gram, full[rest].T @ targets[rest])
+        weighted = full[rest] * weights[rest, None]
+        gram = full[rest].T @ weighted + l2 * np.eye(full.shape[1])
+        scores[~rest] = full[~rest] @ np.linalg.solve(gram, weighted.T @ targets[rest])
     return scores
 
 
 @pytest.mark.parametrize("n", [9, 60])  # fewer images than features, and more
 @pytest.mark.parametrize("views", [1, 2])
-def test_leave_one_out_is_a_refit_without_the_image(n: int, views: int) -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_leave_one_out_is_a_refit_without_the_image(n: int, views: int, weighted: bool) -> None:
     """All views of an image, or of a group, at once; images of no group (-1) are in all fits, and have no scores."""
     x, labels = data(n)
     rows, tiled = np.concatenate([x + view * np.sin(x) for view in range(views)]), np.tile(labels, views)
-    ridge, groups = Ridge(rows, tiled, 3), np.array([-1, -1, *(i * 4 // n for i in range(n - 3)), 7])
+    groups = np.array([-1, -1, *(i * 4 // n for i in range(n - 3)), 7])
+    weights = np.tile(np.random.default_rng(1).uniform(0.1, 3, n) if weighted else np.ones(n), views)
+    ridge = Ridge(rows, tiled, 3, weights if weighted else None)
     for l2 in (0.5, 20.0, 300.0):
         for each in (None, groups):
             held_out = np.tile(np.arange(n) if each is None else each, views)
-            expected = refits(ridge, rows, tiled, l2, held_out)[:n]
+            expected = refits(ridge, rows, tiled, l2, held_out, weights)[:n]
             np.testing.assert_allclose(ridge.leave_one_out(l2, views, each), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_balance_finds_a_small_class() -> None:
+    """120 images of one class and 4 of another, which overlap: by least squares alone the small one is never found."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [120, 4])
+    x = (rng.normal(size=(124, 6)) + 1.2 * labels[:, None]).astype(np.float32)
+    plain, balanced = (least_squares_head(x[None], labels, 2, balance=balance) for balance in (False, True))
+    assert plain.accuracy > balanced.accuracy
+    assert plain.balanced_accuracy is not None
+    assert balanced.balanced_accuracy is not None
+    assert balanced.balanced_accuracy > plain.balanced_accuracy + 0.15
+    fit = leave_one_out(x, labels, 2, balance=True)
+    assert fit.losses().mean() == pytest.approx(balanced.loss)
+    assert balanced.balanced_accuracy == pytest.approx(np.mean([fit.correct()[labels == k].mean() for k in (0, 1)]))
+    equal = np.repeat([0, 1], 62)  # where classes are equal, nothing changes
+    heads = [least_squares_head(x[None], equal, 2, balance=balance) for balance in (False, True)]
+    np.testing.assert_allclose(heads[0].weight, heads[1].weight, atol=1e-6)
 
 
 def test_copies_are_no_images_of_their_own() -> None:

@@ -18,7 +18,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.features import Features
 from vitlab.finetuning import head as head_module
-from vitlab.finetuning import protocol
+from vitlab.finetuning import protocol, sweep
 from vitlab.finetuning.head import HeadFitter, check_head, fit_head, head_loss
 from vitlab.finetuning.held_out import hold_out_indices
 from vitlab.finetuning.plan import Plan, Task
@@ -31,19 +31,42 @@ from vitlab.runs.run import RunResult, evaluate_split
 from vitlab.train.run_files import PAGE
 
 
-@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("loss", "balance"), [("softmax", False), ("sigmoid", False), ("softmax", True)])
 def test_the_held_out_score_of_the_head_is_that_of_its_model(
-    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, loss: Any
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, loss: Any, balance: bool
 ) -> None:
     """Whatever training minimizes, or it could not be compared with the score of the fine-tuned model."""
-    start = make_start(workdir, pretrained, dataclasses.replace(staged, loss=loss))
+    start = make_start(workdir, pretrained, dataclasses.replace(staged, loss=loss, balance=balance))
     assert start.head is not None
     rest, _ = hold_out_indices(start.job.splits.train, staged.held_out, staged.seed)
     held_out = Sweep(start).splits.val
     evaluation = evaluate_split(start.job.config, start.head.create_classifier(rest), held_out)
     score = start.head.score_held_out()
     assert score["accuracy"] == evaluation.accuracy
-    assert score["loss"] == pytest.approx(evaluation.metrics()["loss"], rel=1e-4)
+    assert score["loss"] == pytest.approx(sweep._loss(start.job.config, evaluation), rel=1e-4)
+    if balance:
+        of_classes = [evaluation.losses[evaluation.labels == label].mean() for label in range(4)]
+        assert score["loss"] == pytest.approx(np.mean(of_classes), rel=1e-4)
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_job_says_what_balance_changes(
+    workdir: Path, pretrained: RunResult, staged: FinetuneConfig, balance: bool
+) -> None:
+    """For classes of 5 to 40 images; nothing for classes that are about equal."""
+    job = make_job(workdir, pretrained, dataclasses.replace(staged, balance=balance))
+    assert fit_head(job).balance is None
+    labels = job.splits.train.labels
+    rows = np.concatenate([np.flatnonzero(labels == label)[:most] for label, most in enumerate((5, 40, 40, 40))])
+    logged: list[str] = []
+    few = dataclasses.replace(job.splits, train=job.splits.train.take(np.sort(rows)))
+    head = fit_head(dataclasses.replace(job, splits=few, log=logged.append))
+    record = head.balance
+    assert record is not None
+    assert record["images"] == [5, 40]
+    assert record["balanced_accuracy"]["on" if balance else "off"] == head.plain_head.balanced_accuracy
+    assert record["balanced_accuracy"]["on"] >= record["balanced_accuracy"]["off"]
+    assert any(line.startswith("classes have 5 to 40 images: --balance") for line in logged)
 
 
 def test_the_head_of_a_new_model_predicts_as_the_least_squares(start: RunStart) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.train.objectives import Classification, classification_loss
+from vitlab.models import ViTConfig
+from vitlab.train.objectives import Classification, balanced_weights, classification_loss, create_objective
 
 B, K = 6, 4
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
@@ -37,6 +39,32 @@ def test_losses(logits: Tensor, smoothing: float, soft: bool) -> None:
     p = 1 / (1 + (-logits).exp())
     expected = -(plain * p.log() + (1 - plain) * (1 - p).log()).sum() / B
     torch.testing.assert_close(classification_loss(logits, targets, "sigmoid", smoothing), expected)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_class_weights(logits: Tensor, kind: Any) -> None:
+    """An image counts as much as its label; a micro-batch's part of the loss is the part of its images."""
+    weights = torch.from_numpy(balanced_weights(LABELS.numpy(), K)).float()
+    torch.testing.assert_close(weights, torch.tensor([0.75, 0.75, 1.5, 1.5]))
+    rows = zip(logits[:, None], LABELS[:, None], weights[LABELS], strict=True)
+    expected = [w * classification_loss(z, y, kind) for z, y, w in rows]
+    loss = classification_loss(logits, LABELS, kind, class_weights=weights)
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    parts = [classification_loss(logits[i : i + 3], LABELS[i : i + 3], kind, class_weights=weights) for i in (0, 3)]
+    torch.testing.assert_close(loss, sum(parts) / 2)
+    torch.testing.assert_close(classification_loss(logits, one_hot(LABELS), kind, class_weights=weights), loss)
+    half = (one_hot(LABELS) + one_hot(LABELS.roll(1))) / 2  # mixup: the mean of the labels' weights
+    mixed = torch.stack([classification_loss(z, t, kind) for z, t in zip(logits.split(1), half.split(1), strict=True)])
+    counted = (weights[LABELS] + weights[LABELS.roll(1)]) / 2
+    torch.testing.assert_close(classification_loss(logits, half, kind, class_weights=weights), (counted * mixed).mean())
+    config = TrainConfig(model=ViTConfig(num_classes=K), steps=1, balance=True, loss=kind)
+    objective = create_objective(config, LABELS.numpy())
+    assert isinstance(objective, Classification)
+    torch.testing.assert_close(objective.loss(lambda _: logits, torch.zeros(B, 3, 2, 2), LABELS)[0], loss)
+
+
+def test_classes_without_images_have_no_weight() -> None:
+    np.testing.assert_allclose(balanced_weights(np.array([0, 0, 0, 2]), 4), [2 / 3, 0, 2, 0])
 
 
 SETS = [[0], [3, 1], [1], [1, 2, 0], [2], [0, 3]]

@@ -23,7 +23,7 @@ from vitlab.commands.settings import advice_for, has_field, read_recipe
 from vitlab.config import FewShotConfig
 
 USUAL = {
-    *("learning_rates", "steps", "epochs", "batch_size", "runs", "mixup", "precision", "seed", "optim.lr"),
+    *("learning_rates", "steps", "epochs", "batch_size", "runs", "balance", "precision", "seed", "optim.lr"),
     *("data.name", "data.root", "data.train_split", "data.crop", "data.workers", "masking.target", "masking.share"),
 }
 """The settings of a run that `--help` shows. A command's other flags are always shown."""

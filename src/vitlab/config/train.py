@@ -147,6 +147,8 @@ class TrainConfig:
     """Softmax: the fraction spread evenly over all classes. Sigmoid: targets become 1 - s and s."""
     mixup: NonNegativeFloat = 0.0
     """Parameter of mixup's Beta distribution; 0 turns it off."""
+    balance: bool = False
+    """Weight images by the inverse frequency of their class, so that all classes count the same."""
     steps: PositiveInt | None = None
     """Number of updates; give either this or `epochs`."""
     epochs: PositiveFloat | None = None
@@ -212,7 +214,7 @@ class TrainConfig:
                 f"masked patch prediction trains no head: set pool={model.pool!r} to 'token' or 'gap', "
                 f"representation_size={model.representation_size} to None and num_classes={model.num_classes} to 0."
             )
-        for name, default in {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0}.items():
+        for name, default in {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0, "balance": False}.items():
             if getattr(self, name) != default:
                 raise UserError(
                     f"{name}={getattr(self, name)!r} has no effect in masked patch prediction; leave it out."

@@ -11,6 +11,8 @@ matrix, HY are the fitted scores), the classifier of all other rows gives these 
 
     Y_R - (I - H_RR)^-1 (Y - HY)_R.
 
+With weights of the images, the rows of X and Y are multiplied by their square roots, and all this holds for these.
+
 `vitlab fewshot` evaluates a checkpoint (`fewshot_checkpoint.py`); a run with `config.fewshot` measures the same while
 it trains (`runs/run.py`), and the least-squares head of fine-tuning is a `Ridge`, too.
 
@@ -42,9 +44,14 @@ class Ridge:
     """
 
     def __init__(
-        self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+        self,
+        x: Float[np.ndarray, "n D"],
+        labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
+        num_classes: int,
+        weights: Float[np.ndarray, " n"] | None = None,
     ) -> None:
-        """labels: one of each image, or whether it has each of the classes."""
+        """labels: one of each image, or whether it has each of the classes. weights: of the images, positive; default:
+        all 1."""
         wide = x.astype(np.float64)
         self.mean, self.std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
         full = np.column_stack([(wide - self.mean) / self.std, np.full(len(x), BIAS)])
@@ -53,6 +60,9 @@ class Ridge:
             targets[np.arange(len(x)), labels] = 1.0
         else:
             targets[labels] = 1.0
+        self._roots = np.ones((len(x), 1)) if weights is None else np.sqrt(weights)[:, None]
+        if weights is not None:  # least squares of rows times the roots of their weights
+            full, targets = self._roots * full, self._roots * targets
         # W = outer @ diag(1 / (eigenvalues + l2)) @ inner. The hat matrix is H = basis @ S @ basis.T: in the primal
         # form with S = diag(1 / (eigenvalues + l2)), in the dual form with S = diag(eigenvalues / (eigenvalues + l2)).
         self._primal = full.shape[0] >= full.shape[1]
@@ -96,7 +106,7 @@ class Ridge:
             scaled = shrinkage[:, None] * basis.swapaxes(1, 2)
             inner = np.linalg.solve((1 + 1e-9) * np.eye(basis.shape[2]) - scaled @ basis, scaled @ errors[rows])
             scores[rows] = self._targets[rows] - errors[rows] - basis @ inner
-        return scores[:images]
+        return scores[:images] / self._roots[:images]
 
     def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
         weights = self.weights(l2)

@@ -18,7 +18,7 @@ from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
-from vitlab.train.objectives import LossKind, classification_loss
+from vitlab.train.objectives import LossKind, balanced_weights, classification_loss
 from vitlab.weights.json_fields import THRESHOLDS
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
@@ -44,7 +44,10 @@ class LinearHead:
     accuracy: float
     """Fraction of images whose highest score is (one of) their label(s)."""
     loss: float
-    """Cross-entropy; with several labels per image, binary for each class."""
+    """Cross-entropy; with several labels per image, binary for each class. With `balance` of classes that count the
+    same."""
+    balanced_accuracy: float | None = None
+    """Mean over the classes of this fraction; of one label per image."""
     reject_below: float | None = None
     """Probability from which 95% of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
@@ -71,23 +74,30 @@ def least_squares_head(
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
     fit_all: bool = True,
+    balance: bool = False,
 ) -> LinearHead:
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
     x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
     makes logits of them. `labels` is as in `Ridge`; `groups` are left out one by one, as in its `leave_one_out`.
     fit_all: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
+    balance: all classes count the same, however many images they have; of one label per image.
     Raises UserError for fewer than two images or groups.
     """
     views = len(x)
     _check_images(x.shape[1], groups)
-    ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
-    left_out = _choose_penalty(ridge, labels, views, groups)
+    weights = balanced_weights(labels, num_classes)[labels] if balance else None
+
+    def fit(rows: Any) -> Ridge:
+        given = None if weights is None else np.tile(weights[rows], views)
+        return Ridge(x[:, rows].reshape(-1, x.shape[2]), np.concatenate([labels[rows]] * views), num_classes, given)
+
+    ridge = fit(slice(None))
+    left_out = _choose_penalty(ridge, labels, views, groups, weights)
     l2, scale = left_out.l2, left_out.scale
     metrics = _held_out_metrics(left_out)
     if groups is not None and not fit_all:
-        rest = groups < 0
-        ridge = Ridge(x[:, rest].reshape(-1, x.shape[2]), np.concatenate([labels[rest]] * views), num_classes)
+        ridge = fit(groups < 0)
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
     weight = solution[:-1] / ridge.std[:, None]
     bias = BIAS * solution[-1] - ridge.mean @ weight
@@ -107,11 +117,14 @@ class LeaveOneOut:
     """[r, K], float64."""
     targets: Tensor
     """As `labels` of `Ridge`."""
+    weights: Tensor | None = None
+    """[r], of the losses; None: all 1."""
 
     def losses(self) -> Float64[np.ndarray, " r"]:
-        """The loss of each image."""
+        """The loss of each image, times its weight."""
         if self.targets.ndim == 1:
-            return F.cross_entropy(self.logits, self.targets, reduction="none").numpy()
+            losses = F.cross_entropy(self.logits, self.targets, reduction="none")
+            return (losses if self.weights is None else self.weights * losses).numpy()
         targets = self.targets.to(self.logits.dtype)
         return F.binary_cross_entropy_with_logits(self.logits, targets, reduction="none").sum(dim=1).numpy()
 
@@ -127,10 +140,12 @@ def leave_one_out(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
+    balance: bool = False,
 ) -> LeaveOneOut:
     """What `least_squares_head` measures on the images that it leaves out. Raises UserError as it does."""
     _check_images(len(x), groups)
-    return _choose_penalty(Ridge(x, labels, num_classes), labels, 1, groups)
+    weights = balanced_weights(labels, num_classes)[labels] if balance else None
+    return _choose_penalty(Ridge(x, labels, num_classes, weights), labels, 1, groups, weights)
 
 
 def _check_images(images: int, groups: Int[np.ndarray, " n"] | None) -> None:
@@ -145,26 +160,30 @@ def _choose_penalty(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     views: int,
     groups: Int[np.ndarray, " n"] | None,
+    weights: Float[np.ndarray, " n"] | None = None,
 ) -> LeaveOneOut:
-    """The l2, and the scale of the logits, of least loss on the images left out."""
+    """The l2, and the scale of the logits, of least loss on the images left out. weights: of their losses."""
     scored = np.arange(len(labels)) if groups is None else np.flatnonzero(groups >= 0)
     rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
+    counted = None if weights is None else torch.from_numpy(weights[rows])
 
     def held_out_scores(l2: float) -> Tensor:
         return torch.from_numpy(ridge.leave_one_out(l2, views, groups)[rows])
 
-    best = {l2: _best_scale(held_out_scores(l2), targets) for l2 in L2_GRID}
+    best = {l2: _best_scale(held_out_scores(l2), targets, counted) for l2 in L2_GRID}
     l2 = min(best, key=lambda l2: best[l2][0])
     loss, scale = best[l2]
-    return LeaveOneOut(l2, scale, loss, rows, held_out_scores(l2) * scale, targets)
+    return LeaveOneOut(l2, scale, loss, rows, held_out_scores(l2) * scale, targets, counted)
 
 
-def _best_scale(scores: Tensor, targets: Tensor) -> tuple[float, float]:
+def _best_scale(scores: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[float, float]:
     """The least loss, and its scale; by bisection, as the loss is convex in the scale."""
     kind: LossKind = "softmax" if targets.ndim == 1 else "sigmoid"
 
     def loss(index: int) -> float:
+        if weights is not None:
+            return float((weights * F.cross_entropy(scores * LOGIT_SCALES[index], targets, reduction="none")).mean())
         return float(classification_loss(scores * LOGIT_SCALES[index], targets, kind))
 
     best = bisect.bisect_left(range(len(LOGIT_SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
@@ -177,7 +196,10 @@ def _held_out_metrics(left_out: LeaveOneOut) -> dict[str, Any]:
     accuracy = float(correct.mean())
     if left_out.targets.ndim == 1:
         confidences = logits.softmax(dim=1).amax(dim=1)
-        return {"accuracy": accuracy, "reject_below": choose_rejection(confidences.numpy(), correct)}
+        labels = left_out.targets.numpy()
+        recalls = [correct[labels == label].mean() for label in np.unique(labels)]
+        metrics = {"accuracy": accuracy, "balanced_accuracy": float(np.mean(recalls))}
+        return metrics | {"reject_below": choose_rejection(confidences.numpy(), correct)}
     hot, scores = left_out.targets.numpy(), logits.numpy().astype(np.float32)
     precision = mean_average_precision(hot, scores)
     return {"accuracy": accuracy, "mean_average_precision": precision, THRESHOLDS: choose_thresholds(hot, scores)}

@@ -178,12 +178,13 @@ def choose_readout(
     pool: Pool | None = None,
     joined: bool = False,
     groups: Int[np.ndarray, " n"] | None = None,
+    balance: bool = False,
     world: World = SINGLE,
 ) -> ReadoutChoice | None:
     """The candidate of least leave-one-out loss on a data set; None where nothing can be compared (`candidates`).
 
-    pool, joined: as in `candidates`. groups: the group of each image, left out as a whole. Unreadable images are
-    skipped.
+    pool, joined: as in `candidates`. groups: the group of each image, left out as a whole. balance: all classes count
+    the same. Unreadable images are skipped.
     """
     if not (readouts := candidates(model.config, pool, joined)):
         return None
@@ -191,7 +192,7 @@ def choose_readout(
     indices, labels = computed[readouts[0]].indices, computed[readouts[0]].labels
     known: Any = labels if dataset.label_sets is None else dataset.label_sets.multi_hot(indices, len(dataset.classes))
     xs = {readout: each.x for readout, each in computed.items()}
-    comparison = (xs, known, len(dataset.classes), None if groups is None else groups[indices])
+    comparison = (xs, known, len(dataset.classes), None if groups is None else groups[indices], balance)
     # Rank 0 decides for all: rounding may differ.
     return ReadoutChoice.from_record(world.broadcast_object(lambda: compare_readouts(*comparison).to_record()))
 
@@ -239,14 +240,15 @@ def compare_readouts(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
+    balance: bool = False,
 ) -> ReadoutChoice:
     """Fits the head to each of these representations of the same images; the model's own is the last.
 
-    groups: each left out as a whole, as in `least_squares_head`.
+    groups, balance: as in `least_squares_head`.
     """
     columns, rows = [], np.empty(0, np.int64)
     for x in xs.values():
-        fit = leave_one_out(x, labels, num_classes, groups)
+        fit = leave_one_out(x, labels, num_classes, groups, balance)
         columns.append((fit.losses(), fit.correct()))  # not the logits, which are large
         rows = fit.rows
     losses, hits = (np.stack(each) for each in zip(*columns, strict=True))

@@ -59,6 +59,7 @@ def with_chosen_readout(job: FinetuneJob, task: Task, measure: Measure, clock: C
         preprocessing=small.data.preprocessing(small.model.image_size),
         pool=pool,
         groups=groups,
+        balance=small.balance,
         world=job.context.world,
     )
     assert choice is not None

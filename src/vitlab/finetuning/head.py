@@ -33,8 +33,11 @@ from vitlab.models.vit import Model
 from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run_settings, write_run
 from vitlab.train.distributed import World
-from vitlab.train.objectives import classification_loss
+from vitlab.train.objectives import balanced_weights, classification_loss
 from vitlab.train.workdir import Workdir
+
+UNEQUAL = 3
+"""With a larger ratio of the largest class to the smallest the job says what `--balance` changes."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,20 @@ class HeadFitter:
     plain: Features
     """Representations without augmentation."""
 
-    def fit(self, views: Sequence[Features] = (), indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+    def fit(
+        self,
+        views: Sequence[Features] = (),
+        indices: Int[np.ndarray, " m"] | None = None,
+        balance: bool | None = None,
+    ) -> LinearHead:
         """Fits a head to `plain` and to `views`, augmented representations of the same images.
 
         indices: the training images to fit to (default: all with representations), such as the first array of
         `hold_out_indices`.
 
         If the user has a val split, l2 and the scale of the logits are chosen on it, although `indices` exclude it:
-        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights.
+        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights. balance: as in the
+        job unless given.
         """
         train, world = self.job.splits.train, self.job.context.world
         val_only_chooses = indices is not None and has_val(train)
@@ -63,7 +72,11 @@ class HeadFitter:
         # By rank 0 for all: what rounding decides must be the same on every rank.
         head = None
         if world.is_rank_0:
-            head = least_squares_head(x, labels, len(train.classes), groups, fit_all=not val_only_chooses)
+            options = {
+                "fit_all": not val_only_chooses,
+                "balance": self.job.config.balance if balance is None else balance,
+            }
+            head = least_squares_head(x, labels, len(train.classes), groups, **options)
         return _broadcast_head(head, x.shape[2], world)
 
     def choose_rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:
@@ -117,6 +130,8 @@ class FittedHead:
     """The head for all images without views."""
     head: LinearHead
     """The head for all images with `views`."""
+    balance: dict[str, Any] | None = None
+    """What `--balance` changes (`_compare_balance`); None where classes have about the same number of images."""
 
     def start_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for these training images (default: all), without views."""
@@ -146,7 +161,8 @@ class FittedHead:
         is_held_out = np.isin(plain.indices, held_out)
         logits = torch.from_numpy(self.result_head(rest).logits(plain.x[is_held_out]))
         labels = torch.from_numpy(_labels(train, plain.indices[is_held_out]))
-        loss = classification_loss(logits, labels, evaluation_loss(train))
+        weights = torch.from_numpy(balanced_weights(labels.numpy(), len(train.classes))) if config.balance else None
+        loss = classification_loss(logits, labels, evaluation_loss(train), class_weights=weights)
         predictions = logits.argmax(dim=1)
         if labels.ndim == 1:
             correct = predictions == labels
@@ -179,6 +195,8 @@ class FittedHead:
         record |= {"reject_below": head.reject_below, "views": len(self.views), "crop": data.crop, "flip": data.flip}
         if head.mean_average_precision is not None:
             record["leave_one_out_mean_average_precision"] = head.mean_average_precision
+        if self.balance is not None:
+            record["balance"] = self.balance
         return record
 
 
@@ -196,10 +214,11 @@ def fit_head(job: FinetuneJob) -> FittedHead:
     first_views = _compute_first_views(checkpoint, plain, num_views)
     view_losses = {flip: fitter.fit([view]).loss for flip, view in first_views.items()}
     plain_head = fitter.fit()
+    balance = _compare_balance(fitter, plain_head)
     augmentation = _choose_augmentation(job, view_losses, plain_head.loss)
     # The head takes no view where `_choose_augmentation` has found none that helps.
     if not view_losses or min(view_losses.values()) >= plain_head.loss:
-        return FittedHead(fitter, augmentation, [], plain_head, plain_head)
+        return FittedHead(fitter, augmentation, [], plain_head, plain_head, balance)
     # Where training flips, the first view without flips is of use too; where it does not, the flipped one is dropped.
     views = [view for flip, view in first_views.items() if augmentation.flip or not flip]
     for number in range(len(first_views) + 1, num_views + 1):
@@ -209,7 +228,31 @@ def fit_head(job: FinetuneJob) -> FittedHead:
     head = fitter.fit(views)
     if head.loss >= plain_head.loss:
         views, head = [], plain_head
-    return FittedHead(fitter, augmentation, views, plain_head, head)
+    return FittedHead(fitter, augmentation, views, plain_head, head, balance)
+
+
+def _compare_balance(fitter: HeadFitter, head: LinearHead) -> dict[str, Any] | None:
+    """Accuracies on images left out with and without `balance`, which are logged: `head` has the job's.
+
+    None where no class has UNEQUAL times as many images as another, and for several labels per image.
+    """
+    job, train = fitter.job, fitter.job.splits.train
+    counts = np.bincount(train.labels, minlength=len(train.classes))
+    counts = counts[counts > 0]
+    if train.multi_label or counts.max() <= UNEQUAL * counts.min():
+        return None
+    balanced = job.config.balance
+    other = fitter.fit(balance=not balanced)
+    heads = {"off": other if balanced else head, "on": head if balanced else other}
+    names = ("accuracy", "balanced_accuracy")
+    record: dict[str, Any] = {name: {key: getattr(each, name) for key, each in heads.items()} for name in names}
+    changes = [f"{name.replace('_', ' ')} {values['off']:.1%} -> {values['on']:.1%}" for name, values in record.items()]
+    verb = "changes" if balanced else "would change"
+    job.log(
+        f"classes have {counts.min():,} to {counts.max():,} images: --balance {verb} the head's {', '.join(changes)} "
+        f"({left_out_name(train)})"
+    )
+    return record | {"images": [int(counts.min()), int(counts.max())]}
 
 
 def _compute_first_views(checkpoint: FrozenCheckpoint, plain: Features, num_views: int) -> dict[bool, Features]:

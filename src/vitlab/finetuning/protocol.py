@@ -39,6 +39,7 @@ from vitlab.runs.run import RunContext, load_reasons
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
 from vitlab.train.clock import Clock
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.objectives import check_balance
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
@@ -167,6 +168,7 @@ def _read_images(config: FinetuneConfig, workdir: Path, log: Log, world: World) 
         log("black and white: the values {} and {} of an image file".format(*data.levels))
     splits = load_splits(data, world, config.loss == "sigmoid")
     require_two_classes(splits.train)
+    check_balance(config, splits.train)
     return data, splits
 
 

@@ -31,6 +31,7 @@ from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import TrainingRun, evaluate_split, run_settings
 from vitlab.runs.splits import Splits
 from vitlab.train.clock import TimeLimit
+from vitlab.train.objectives import balanced_weights
 from vitlab.train.stopping import NonFiniteError
 from vitlab.train.workdir import Workdir
 from vitlab.weights import save_model
@@ -152,7 +153,7 @@ class Sweep:
         if folder.writes and (job.clock.budget is not None or not job.config.refit):  # it may be the final run
             final = model if head is None else average_weights(head, model, alpha)
             save_model(cast(Model, final), folder.path / "model")
-        record = _record_with_thresholds(evaluation, splits.val.multi_label)
+        record = _record_with_thresholds(evaluation, splits.val.multi_label) | {"loss": _loss(config, evaluation)}
         return record if head is None else record | {"alpha": alpha}
 
     def _choose_alpha(self, config: TrainConfig, head: Model, model: nn.Module, evaluation: Any) -> tuple[float, Any]:
@@ -163,8 +164,16 @@ class Sweep:
         for alpha in ALPHAS:
             average = average_weights(head, model, alpha)
             evaluations[alpha] = evaluate_split(config, average, self.splits.val, context.world)
-        best = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
+        best = min(evaluations, key=lambda alpha: _loss(config, evaluations[alpha]))
         return best, evaluations[best]
+
+
+def _loss(config: TrainConfig, evaluation: Any) -> float:
+    """The loss that choices are made by; with `balance` all classes count the same."""
+    if not config.balance:
+        return evaluation.metrics()["loss"]
+    weights = balanced_weights(evaluation.labels, len(evaluation.classes))[evaluation.labels]
+    return float((weights * evaluation.losses).mean())
 
 
 def _record_with_thresholds(evaluation: Any, multi_label: bool) -> dict[str, Any]:

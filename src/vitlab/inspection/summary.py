@@ -48,7 +48,7 @@ def summarize(run: Run, checkpoint: str | Path) -> Summary:
     }
     if command := (_read(run.job / RUNTIME) or _read(run.folder / RUNTIME)).get("command"):
         facts["Command"] = f"`{command}`"
-    sentences = [_describe_test(run), _describe_finetuning(run), _most_confused(run.test)]
+    sentences = [_describe_test(run), _describe_finetuning(run), _most_confused(run.test), _describe_balance(run)]
     return Summary(f"{run.dataset}: {classes}", " ".join(filter(None, sentences)), facts)
 
 
@@ -77,6 +77,19 @@ def _describe_finetuning(run: Run) -> str:
     metric = "mean_average_precision" if "mean_average_precision" in linear else "accuracy"
     alone = f"{metric.replace('_', ' ')} of its least-squares head alone: {linear[metric]:.1%}"
     return f"It was fine-tuned; {alone}."
+
+
+def _describe_balance(run: Run) -> str:
+    """What `--balance` changes, where classes differ much in size."""
+    balance = (_read(run.job / "result.json").get("linear") or {}).get("balance")
+    if not balance:
+        return ""
+    (fewest, most), recalls, hits = balance["images"], balance["balanced_accuracy"], balance["accuracy"]
+    return (
+        f"Classes have {fewest:,} to {most:,} training images. `--balance` counts all classes the same: on images left "
+        f"out, the head's balanced accuracy is {recalls['on']:.1%} with it and {recalls['off']:.1%} without, its "
+        f"accuracy {hits['on']:.1%} and {hits['off']:.1%}."
+    )
 
 
 def _why_linear(job: Path, result: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from vitlab.runs.run import RunContext, RunResult, TrainingRun, excluded, load_r
 from vitlab.runs.splits import Splits, load_splits, require_readable_classes, with_measured_range
 from vitlab.train.clock import PLANNED_FRACTION, Clock, TimeLimit
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.objectives import create_training_model
+from vitlab.train.objectives import check_balance, create_training_model
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 
@@ -57,6 +57,7 @@ def pretrain(
     splits = load_splits(config.data, world, config.loss == "sigmoid")
     if config.masking is None:
         require_two_classes(splits.train)
+        check_balance(config, splits.train)
         if config.data.on_error == "skip":
             require_readable_classes(splits.train, world)
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))

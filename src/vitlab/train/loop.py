@@ -145,7 +145,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.world, self.device = self.state.parallel.world, self.state.device
-        self.objective = create_objective(self.config)
+        self.objective = create_objective(self.config, self.dataset.labels)
         self.saved_step = -1
         peak = peak_flops(device_name(self.device))
         # 2 FLOPs a multiply-accumulate, three times: forward, gradients of activations, gradients of weights

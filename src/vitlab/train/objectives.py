@@ -16,8 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlab.config import MaskingConfig, TrainConfig
+from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.train.masking import MaskedPatch, MaskedViT
@@ -43,6 +45,8 @@ class Classification:
     kind: LossKind = "softmax"
     label_smoothing: float = 0.0
     mixup: float = 0.0
+    class_weights: Float[Tensor, " K"] | None = None
+    """Weight of each class (`balanced_weights`); None: all count 1."""
     num_uniforms = 0
     """Uniform numbers that the loader draws for each example."""
 
@@ -66,16 +70,20 @@ class Classification:
         else:
             largest = targets.amax(dim=1)
             correct = (targets.gather(1, predicted[:, None])[:, 0] == largest) & (largest > 0)
-        return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
+        weights = None if self.class_weights is None else self.class_weights.to(logits.device)
+        return classification_loss(logits, targets, self.kind, self.label_smoothing, weights), correct.float().mean()
 
 
 Objective = Classification | MaskedPatch
 
 
-def create_objective(config: TrainConfig) -> Objective:
-    """The objective of the run."""
+def create_objective(config: TrainConfig, labels: Int[np.ndarray, " n"] | None = None) -> Objective:
+    """The objective of the run. `labels` of all training images are required for `balance`."""
     if config.masking is None:
-        return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+        classes, weights = config.model.num_classes, None
+        if config.balance and labels is not None:
+            weights = torch.from_numpy(balanced_weights(labels, classes)).float()
+        return Classification(classes, config.loss, config.label_smoothing, config.mixup, weights)
     assert isinstance(config.model, ViTConfig)
     return MaskedPatch(config.masking, config.model)
 
@@ -98,21 +106,45 @@ def class_targets(
     return labels / labels.sum(dim=1, keepdim=True).clamp(min=1) if kind == "softmax" else labels
 
 
+def check_balance(config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError for `balance` of images with several labels."""
+    if config.balance and dataset.label_sets is not None:
+        raise UserError(
+            f"balance=True counts the one label of each image, and images of {dataset.name} have several; leave it out."
+        )
+
+
+def balanced_weights(labels: Int[np.ndarray, " n"], classes: int) -> Float[np.ndarray, " K"]:
+    """Weights of the classes, inverse to their number of images; their mean over the images is 1."""
+    counts = np.bincount(labels, minlength=classes)
+    return np.divide(len(labels) / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
+
+
 def classification_loss(
     logits: Float[Tensor, "B K"],
     targets: Int[Tensor, " B"] | Bool[Tensor, "B K"] | Float[Tensor, "B K"],
     kind: LossKind = "softmax",
     label_smoothing: float = 0.0,
+    class_weights: Float[Tensor, " K"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over images of the cross-entropy between targets and logits.
 
     targets: classes; or, bool, all labels of each image (see `class_targets`); or weights of classes. Softmax:
     smoothing spreads its fraction evenly over all classes. Sigmoid, as in Google's pre-training: binary cross-entropies
     are summed over classes, and smoothing s makes the targets 1 - s and s.
+
+    class_weights: an image counts as much as its label; with mixup, as the mean of its labels by their weight.
     """
+    weights = None
+    if class_weights is not None:
+        hot = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
+        weights = (hot * class_weights).sum(dim=1, keepdim=True) / hot.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if targets.dtype == torch.bool or (targets.ndim == 1 and kind == "sigmoid"):
         targets = class_targets(targets, logits.shape[1], kind).to(logits.dtype)
     if kind == "softmax":
-        return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+        if weights is None:
+            return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+        losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+        return (weights[:, 0] * losses).mean()
     targets = targets * (1 - 2 * label_smoothing) + label_smoothing
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[0]
+    return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / logits.shape[0]
