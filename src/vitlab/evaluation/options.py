@@ -52,8 +52,8 @@ class FeatureOptions(EvalOptions):
     """EvalOptions, and which block and pooling represent an image."""
 
     layer: PositiveInt | Literal["last4", "auto"] | None = None
-    """Block that represents an image, from 1. last4: the class tokens of four, as DINOv2. auto: the best for least
-    squares on training images. Default: the last."""
+    """Block that represents an image, from 1; auto: the best on training images. last4: the class tokens of four, as
+    DINOv2. Default: the last."""
     pool: Pool | None = None
     """Class token, mean over patches, or both. Default: the checkpoint's own; with --layer auto the best."""
 
