@@ -52,8 +52,8 @@ class FeatureOptions(EvalOptions):
     """EvalOptions, and which block and pooling represent an image."""
 
     layer: PositiveInt | Literal["last4", "auto"] | None = None
-    """Block of the representation, from 1; auto: the best; last4: the last four. Auto takes the least leave-one-out loss
-    of least squares on training images, last4 the class tokens of four blocks, as DINOv2. Default: the last."""
+    """Block of the representation, from 1; auto: the best; last4: the last four. Auto takes the least leave-one-out
+    loss of least squares on training images, last4 the class tokens of four blocks, as DINOv2. Default: the last."""
     pool: Pool | None = None
     """Class token, mean over patches, or both. Default: the checkpoint's own; with --layer auto the best."""
 
