@@ -57,6 +57,7 @@ STANDS_ON = {
     "paper": (*CORE, "runs", "inspection", "finetuning", "studies", "cost"),
     "commands": ("",),
     "api": ("",),
+    "sklearn": ("",),
     "cli": ("",),
     "__main__": ("cli",),
 }
@@ -73,7 +74,7 @@ TEN_FILES = (
 CORE_MODULES = [
     ".".join(path.relative_to(SRC.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in SOURCES
-    if path.relative_to(SRC).with_suffix("").parts[0] not in (*WINGS, "commands", "api", "cli", "__main__")
+    if path.relative_to(SRC).with_suffix("").parts[0] not in (*WINGS, "commands", "api", "sklearn", "cli", "__main__")
 ]
 
 HOMES = {

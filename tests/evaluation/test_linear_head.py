@@ -13,6 +13,7 @@ from vitlab.evaluation.linear_head import least_squares_head, leave_one_out
 from vitlab.models import ViTConfig
 from vitlab.models.variant import override
 from vitlab.models.vit import build_model
+from vitlab.train.objectives import balanced_weights
 
 
 def data(n: int, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -57,16 +58,17 @@ def test_balance_finds_a_small_class() -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat([0, 1], [120, 4])
     x = (rng.normal(size=(124, 6)) + 1.2 * labels[:, None]).astype(np.float32)
-    plain, balanced = (least_squares_head(x[None], labels, 2, balance=balance) for balance in (False, True))
+    weights = balanced_weights(labels, 2)
+    plain, balanced = (least_squares_head(x[None], labels, 2, class_weights=each) for each in (None, weights))
     assert plain.accuracy > balanced.accuracy
     assert plain.balanced_accuracy is not None
     assert balanced.balanced_accuracy is not None
     assert balanced.balanced_accuracy > plain.balanced_accuracy + 0.15
-    fit = leave_one_out(x, labels, 2, balance=True)
+    fit = leave_one_out(x, labels, 2, class_weights=weights)
     assert fit.losses().mean() == pytest.approx(balanced.loss)
     assert balanced.balanced_accuracy == pytest.approx(np.mean([fit.correct()[labels == k].mean() for k in (0, 1)]))
     equal = np.repeat([0, 1], 62)  # where classes are equal, nothing changes
-    heads = [least_squares_head(x[None], equal, 2, balance=balance) for balance in (False, True)]
+    heads = [least_squares_head(x[None], equal, 2, class_weights=each) for each in (None, np.ones(2))]
     np.testing.assert_allclose(heads[0].weight, heads[1].weight, atol=1e-6)
 
 

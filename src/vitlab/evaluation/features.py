@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import evaluation_batches, gather_in_order
 from vitlab.evaluation.options import LoaderOptions
+from vitlab.evaluation.sources import SourceDataset
 from vitlab.io import write_arrays
 from vitlab.models.vit import Model, unwrap
 from vitlab.preprocessing import Preprocessing
@@ -72,10 +74,14 @@ def features(
     """
     model = unwrap(model)
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
+    if cache is not None and isinstance(dataset, SourceDataset):
+        folder = cache / "images" / digest(model, transform, epoch, representation.key if representation else "")
+        settings: dict[str, Any] = {"preprocessing": preprocessing, "representation": representation, "world": world}
+        return _features_by_image(dataset, folder, lambda missing: features(model, missing, options, **settings))
     compute = representation or Representation(model.config.num_features, _pre_logits, key="")
     path = cached = None
     if cache is not None:
-        path = cache / f"{exact_fingerprint(_digest(model, transform, epoch, compute.key), dataset)}.npz"
+        path = cache / f"{exact_fingerprint(digest(model, transform, epoch, compute.key), dataset)}.npz"
         cached = read_arrays(path, "x")  # None where it is missing or corrupt
     (hits,) = world.all_reduce(int(cached is not None))  # all have read before rank 0 writes
     if cached is not None and hits == world.world_size:
@@ -94,6 +100,20 @@ def features(
         if path is not None and len(x) == len(dataset) and world.is_rank_0:
             write_arrays(path, {"x": x})
     return Features(x, dataset.labels[indices], indices, len(dataset) - len(indices))
+
+
+def _features_by_image(dataset: SourceDataset, folder: Path, compute: Callable[[SourceDataset], Features]) -> Features:
+    """Features of images that other data sets may share, one file in the `folder` for each."""
+    paths = [folder / key[:2] / f"{key[2:]}.npz" for key in map(dataset.key, range(len(dataset)))]
+    known = [read_arrays(path, "x") if path.is_file() else None for path in paths]  # None for a corrupt one
+    missing = np.array([row for row, arrays in enumerate(known) if arrays is None], np.int64)
+    rows = {row: arrays[0] for row, arrays in enumerate(known) if arrays is not None}
+    if len(missing):
+        for row, x in zip(missing.tolist(), compute(dataset.take(missing)).x, strict=True):
+            rows[row] = x
+            write_arrays(paths[row], {"x": x})
+    x = np.stack([rows[row] for row in range(len(dataset))])
+    return Features(x, dataset.labels, np.arange(len(dataset)), 0)
 
 
 def _pre_logits(model: Model, images: Tensor) -> Tensor:
@@ -132,7 +152,7 @@ def _compute(
     return gathered["indices"], gathered["x"]
 
 
-def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int, key: str) -> str:
+def digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int = 0, key: str = "") -> str:
     """SHA-256 of what a representation depends on besides the image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "epoch": epoch}
     digest = hashlib.sha256((json.dumps(settings, sort_keys=True) + key).encode())

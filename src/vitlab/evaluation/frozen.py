@@ -82,6 +82,14 @@ class FrozenModel:
             return features(self.model, dataset, self.options, **settings)
         return readout_features(self.model, dataset, [self.readout], self.options, **settings)[self.readout]
 
+    @property
+    def width(self) -> int:
+        """Numbers in a representation."""
+        config = self.model.config
+        if self.readout is None or not isinstance(config, ViTConfig):
+            return config.num_features
+        return len(self.readout.columns()) * config.width
+
     def to_record(self) -> dict[str, Any]:
         """What represents an image, for records: the number of blocks and the pooling of a ViT."""
         config = self.model.config
@@ -101,7 +109,8 @@ class FrozenModel:
         choice = None
         if is_enough(len(train), classes, groups):
             settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
-            choice = choose_readout(self.model, train, self.options, pool=self.options.pool, joined=True, **settings)
+            settings |= {"pool": self.options.pool, "joined": True, "cache": self.cache}
+            choice = choose_readout(self.model, train, self.options, **settings)
         if choice is None:
             why = f"the model has one representation, or {count:,} images, or their groups, are too few"
             self.log(f"no block is chosen: {why}")

@@ -18,7 +18,7 @@ from vitlab.evaluation.calibration import choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
-from vitlab.train.objectives import LossKind, balanced_weights, classification_loss
+from vitlab.train.objectives import LossKind, classification_loss
 from vitlab.weights.json_fields import THRESHOLDS
 
 L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
@@ -44,8 +44,7 @@ class LinearHead:
     accuracy: float
     """Fraction of images whose highest score is (one of) their label(s)."""
     loss: float
-    """Cross-entropy; with several labels per image, binary for each class. With `balance` of classes that count the
-    same."""
+    """Cross-entropy; with several labels per image, binary for each class. With the weights of the classes."""
     balanced_accuracy: float | None = None
     """Mean over the classes of this fraction; of one label per image."""
     reject_below: float | None = None
@@ -74,19 +73,19 @@ def least_squares_head(
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
     fit_all: bool = True,
-    balance: bool = False,
+    class_weights: Float[np.ndarray, " K"] | None = None,
 ) -> LinearHead:
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
     x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
     makes logits of them. `labels` is as in `Ridge`; `groups` are left out one by one, as in its `leave_one_out`.
     fit_all: False fits the weights, with the same l2 and scale, to the images with a negative group alone.
-    balance: all classes count the same, however many images they have; of one label per image.
+    class_weights: an image counts as much as its label (`balanced_weights`); of one label per image.
     Raises UserError for fewer than two images or groups.
     """
     views = len(x)
     _check_images(x.shape[1], groups)
-    weights = balanced_weights(labels, num_classes)[labels] if balance else None
+    weights = None if class_weights is None else class_weights[labels]
 
     def fit(rows: Any) -> Ridge:
         given = None if weights is None else np.tile(weights[rows], views)
@@ -140,11 +139,11 @@ def leave_one_out(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    balance: bool = False,
+    class_weights: Float[np.ndarray, " K"] | None = None,
 ) -> LeaveOneOut:
     """What `least_squares_head` measures on the images that it leaves out. Raises UserError as it does."""
     _check_images(len(x), groups)
-    weights = balanced_weights(labels, num_classes)[labels] if balance else None
+    weights = None if class_weights is None else class_weights[labels]
     return _choose_penalty(Ridge(x, labels, num_classes, weights), labels, 1, groups, weights)
 
 

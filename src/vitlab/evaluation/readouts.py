@@ -30,6 +30,7 @@ from vitlab.models.readout import change_readout
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.objectives import balanced_weights
 
 FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
 """Depths of the blocks that are compared, as fractions of the model's."""
@@ -179,20 +180,23 @@ def choose_readout(
     joined: bool = False,
     groups: Int[np.ndarray, " n"] | None = None,
     balance: bool = False,
+    cache: Path | None = None,
     world: World = SINGLE,
 ) -> ReadoutChoice | None:
     """The candidate of least leave-one-out loss on a data set; None where nothing can be compared (`candidates`).
 
     pool, joined: as in `candidates`. groups: the group of each image, left out as a whole. balance: all classes count
-    the same. Unreadable images are skipped.
+    the same. cache: as in `features`. Unreadable images are skipped.
     """
     if not (readouts := candidates(model.config, pool, joined)):
         return None
-    computed = readout_features(model, dataset, readouts, options, preprocessing=preprocessing, world=world)
+    settings: dict[str, Any] = {"preprocessing": preprocessing, "cache": cache, "world": world}
+    computed = readout_features(model, dataset, readouts, options, **settings)
     indices, labels = computed[readouts[0]].indices, computed[readouts[0]].labels
     known: Any = labels if dataset.label_sets is None else dataset.label_sets.multi_hot(indices, len(dataset.classes))
     xs = {readout: each.x for readout, each in computed.items()}
-    comparison = (xs, known, len(dataset.classes), None if groups is None else groups[indices], balance)
+    weights = balanced_weights(labels, len(dataset.classes)) if balance else None
+    comparison = (xs, known, len(dataset.classes), None if groups is None else groups[indices], weights)
     # Rank 0 decides for all: rounding may differ.
     return ReadoutChoice.from_record(world.broadcast_object(lambda: compare_readouts(*comparison).to_record()))
 
@@ -240,15 +244,15 @@ def compare_readouts(
     labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"],
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
-    balance: bool = False,
+    class_weights: Float[np.ndarray, " K"] | None = None,
 ) -> ReadoutChoice:
     """Fits the head to each of these representations of the same images; the model's own is the last.
 
-    groups, balance: as in `least_squares_head`.
+    groups, class_weights: as in `least_squares_head`.
     """
     columns, rows = [], np.empty(0, np.int64)
     for x in xs.values():
-        fit = leave_one_out(x, labels, num_classes, groups, balance)
+        fit = leave_one_out(x, labels, num_classes, groups, class_weights)
         columns.append((fit.losses(), fit.correct()))  # not the logits, which are large
         rows = fit.rows
     losses, hits = (np.stack(each) for each in zip(*columns, strict=True))

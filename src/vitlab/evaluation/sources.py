@@ -1,10 +1,12 @@
 """Images without a label in every form: files, folders, patterns, addresses, encoded bytes, pixels."""
 
 import glob
+import hashlib
 import io
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.data.contents import contents_of, images_below, no_images_error
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError, Levels, decode_image, to_array
 from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
@@ -68,6 +71,49 @@ def read_image(source: ImageSource | UserError, name: str, levels: Levels | None
             source.seek(0)
         data = source.read()
     return decode_image(data if isinstance(data, Path) else bytes(data), path=name, levels=levels)
+
+
+@dataclass
+class SourceDataset(Dataset):
+    """Images in any form of `ImageSource`."""
+
+    sources: Sequence[tuple[str, Any]] = ()
+    """Name and image."""
+
+    @classmethod
+    def of(cls, X: Any, labels: Any = None, classes: tuple[str, ...] = ()) -> "SourceDataset":
+        """One image in each row of X. Raises UserError for folders and for what is no image."""
+        if isinstance(X, (str, Path)) or not hasattr(X, "__len__"):
+            raise UserError(f"X is {X!r:.60}; give a list or an array of images: paths, PIL images or pixels.")
+        found: list[tuple[str, Any]] = []
+        for row, source in enumerate(X):
+            found += find_images([source])
+            if len(found) != row + 1:
+                raise UserError(f"{source!r:.60} is {len(found) - row} images; give one image in each row of X.")
+        labels = np.zeros(len(found), np.int64) if labels is None else labels
+        return cls("X", "train", classes or ("image",), labels, sources=found)
+
+    def path(self, index: int) -> str:
+        return self.sources[index][0]
+
+    def image(self, index: int) -> np.ndarray:
+        name, source = self.sources[index]
+        return read_image(source, name, self.levels)
+
+    def take(self, indices: np.ndarray) -> "SourceDataset":
+        return replace(self, labels=self.labels[indices], sources=[self.sources[index] for index in indices])
+
+    def key(self, index: int) -> str:
+        """SHA-256 of the content of an image."""
+        source: Any = self.sources[index][1]
+        if isinstance(source, Path):
+            data = source.read_bytes()
+        elif isinstance(source, Image.Image):
+            data = f"{source.mode} {source.size}".encode() + source.tobytes()
+        else:
+            array = np.asarray(source)
+            data = f"{array.dtype} {array.shape}".encode() + array.tobytes()
+        return hashlib.sha256(data).hexdigest()
 
 
 def _expand(source: ImageSource, count: int) -> Iterator[tuple[str, ImageSource]]:

@@ -72,10 +72,9 @@ class HeadFitter:
         # By rank 0 for all: what rounding decides must be the same on every rank.
         head = None
         if world.is_rank_0:
-            options = {
-                "fit_all": not val_only_chooses,
-                "balance": self.job.config.balance if balance is None else balance,
-            }
+            balance = self.job.config.balance if balance is None else balance
+            weights = balanced_weights(labels, len(train.classes)) if balance else None
+            options: dict[str, Any] = {"fit_all": not val_only_chooses, "class_weights": weights}
             head = least_squares_head(x, labels, len(train.classes), groups, **options)
         return _broadcast_head(head, x.shape[2], world)
 
