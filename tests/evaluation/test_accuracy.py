@@ -57,6 +57,29 @@ def images(count: int = N, classes: int = K) -> Dataset:
     return Dataset("made", "test", tuple(f"class {i}" for i in range(classes)), labels, pixels)
 
 
+def test_temperatures() -> None:
+    """Losses and confidences of divided logits; predictions stay, and the error without a temperature is kept."""
+    count = 120
+    logits = 4 * torch.randn(count, K, generator=torch.Generator().manual_seed(0))
+    dataset = images(count)
+    plain = evaluate(Table(logits), dataset, (4, 4), BATCHES)
+    assert plain.with_temperature(2.0) == plain
+    evaluation = evaluate(Table(logits), dataset, (4, 4), BATCHES, temperatures=(1.0, 2.0))
+    same, half = (evaluation.with_temperature(temperature) for temperature in (1.0, 2.0))
+    np.testing.assert_allclose(same.losses, plain.losses, rtol=1e-6)
+    np.testing.assert_allclose(same.confidences, plain.confidences, rtol=1e-6)
+    divided = evaluate(Table(logits / 2), dataset, (4, 4), BATCHES)
+    np.testing.assert_allclose(half.losses, divided.losses, rtol=1e-6)
+    np.testing.assert_allclose(half.confidences, divided.confidences, rtol=1e-6)
+    np.testing.assert_array_equal(half.predictions, plain.predictions)
+    record, before, after = half.record(), plain.record(), divided.record()
+    assert record["temperature"] == half.metadata()["temperature"] == 2.0
+    assert record["uncalibrated_error"] == pytest.approx(before["expected_calibration_error"])
+    assert record["expected_calibration_error"] == pytest.approx(after["expected_calibration_error"])
+    several = evaluate(Table(logits[:3]), with_sets(images(3), [[0], [1, 2], [2]]), (4, 4), temperatures=(2.0,))
+    assert several.tempered_losses is None
+
+
 def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:
     sets = Labels.of_lists(lists)
     return dataclasses.replace(dataset, labels=sets.first_labels, label_sets=sets)

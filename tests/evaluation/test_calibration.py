@@ -2,8 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch.nn.functional import cross_entropy
 
-from vitlab.evaluation.calibration import BINS, accuracy_interval, calibrate, choose_rejection
+from vitlab.evaluation.calibration import (
+    BINS,
+    TEMPERATURES,
+    accuracy_interval,
+    calibrate,
+    choose_rejection,
+    choose_temperature,
+)
 
 
 def made(decimals: int, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -27,6 +37,28 @@ def test_the_error_is_the_mean_gap_of_the_images() -> None:
             assert np.isnan(result.accuracies[b])
     assert result.error == pytest.approx(gaps / len(correct))
     assert result.error > 0.05  # overconfident by construction
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 5.0])
+def test_the_temperature_undoes_a_factor(factor: float) -> None:
+    """Labels are drawn from the softmax of logits, which are then multiplied."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(5_000, 4, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)[:, 0]
+
+    def losses(temperature: float) -> torch.Tensor:
+        return cross_entropy(factor * logits / temperature, labels, reduction="none")
+
+    best = minimize_scalar(lambda t: float(losses(t).mean()), bounds=(0.1, 20), method="bounded").x
+    chosen = choose_temperature(torch.stack([losses(t) for t in TEMPERATURES], dim=1).numpy())
+    assert chosen == pytest.approx(best, rel=2**0.125)
+    assert chosen == pytest.approx(factor, rel=0.15)
+
+
+def test_few_images_that_are_all_right_do_not_make_it_certain() -> None:
+    losses = np.tile(np.array(TEMPERATURES), (20, 1))  # the less, the better
+    assert choose_temperature(losses) == 1.0
+    assert choose_temperature(np.tile(losses, (5, 1))) == TEMPERATURES[0]
 
 
 def test_extremes() -> None:

@@ -18,7 +18,7 @@ from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
-from vitlab.finetuning import protocol, run_job
+from vitlab.finetuning import protocol, run_job, sweep
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.finetuning.run_job import train_and_test
 from vitlab.finetuning.scores import Score, format_score
@@ -53,6 +53,31 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     assert any("leave-one-out accuracy" in line for line in log)
     (marked,) = [line for line in done.summary().splitlines() if "<- chosen" in line]
     assert f"learning rate {result['learning_rate']:g} " in marked
+
+
+@pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("refit", [True, False])
+def test_the_temperature_is_part_of_the_head(
+    refit: bool, workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The saved model has the losses that the test reports; nothing else changes."""
+    config, models, results = dataclasses.replace(staged, refit=refit), [], []
+    for temperature in (1.0, 4.0):
+        monkeypatch.setattr(sweep, "choose_temperature", lambda _, t=temperature: t)
+        folder = tmp_path / f"{temperature}"
+        results.append(tune(workdir, config, folder).result)
+        models.append(dict(load_model(folder / "model").named_parameters()))
+        tested = evaluate_checkpoint(folder / "model").record()
+        test = results[-1]["test"]
+        assert results[-1]["chosen"] == "run-0"
+        assert test["temperature"] == load_metadata(folder / "model")["temperature"] == temperature
+        for name in ("loss", "expected_calibration_error", "accuracy"):
+            assert tested[name] == pytest.approx(test[name], rel=1e-3)
+    for name, parameter in models[0].items():
+        torch.testing.assert_close(models[1][name], parameter / (4 if name.startswith("head") else 1))
+    before, after = (result["test"] for result in results)
+    assert after["uncalibrated_error"] == pytest.approx(before["expected_calibration_error"], rel=1e-3)
+    assert after["loss"] != before["loss"]
 
 
 @pytest.mark.usefixtures("pretrained")

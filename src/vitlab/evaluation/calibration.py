@@ -1,4 +1,4 @@
-"""How far the confidences of a classifier can be trusted: calibration, the interval of an accuracy, rejection."""
+"""How far the confidences of a classifier can be trusted: calibration, temperature, intervals, rejection."""
 
 import math
 from statistics import NormalDist
@@ -11,6 +11,8 @@ BINS = 15
 """Equal-width bins of confidence (Guo et al. 2017)."""
 MIN_CALIBRATED = 100
 """Minimum number of images for a calibration error: about seven for each bin."""
+TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-8, 17))
+"""Divisors of the logits to choose from, 1/4 to 16 (temperature scaling, Guo et al. 2017)."""
 
 
 class Calibration(NamedTuple):
@@ -41,6 +43,17 @@ def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " 
     sums = (np.bincount(positions, np.float64(values), BINS) for values in (correct, confidences))
     accuracies, means = (np.divide(total, counts, out=np.full(BINS, np.nan), where=counts > 0) for total in sums)
     return Calibration(counts, accuracies, means)
+
+
+def choose_temperature(losses: Float[np.ndarray, "n T"]) -> float:
+    """The temperature of least loss. losses: of n images that are held out, by each of TEMPERATURES.
+
+    Fewer images than MIN_CALIBRATED may all be right, which would make all later predictions certain: they choose at
+    least 1.
+    """
+    least = 1.0 if len(losses) < MIN_CALIBRATED else 0.0
+    means = np.where(np.array(TEMPERATURES) >= least, losses.mean(axis=0), np.inf)
+    return TEMPERATURES[int(means.argmin())]
 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:

@@ -64,6 +64,24 @@ class Evaluation:
     predicted_sets: Labels | None = None
     """The labels that are set for each image, by `scores` and `thresholds`."""
 
+    temperatures: tuple[float, ...] = ()
+    """Divisors of the logits that the next two fields are for."""
+    tempered_losses: Float[np.ndarray, "n T"] | None = None
+    tempered_confidences: Float[np.ndarray, "n T"] | None = None
+    temperature: float | None = None
+    """The divisor of the logits that `losses` and `confidences` are for; None: 1."""
+    uncalibrated_error: float | None = None
+    """The expected calibration error without it."""
+
+    def with_temperature(self, temperature: float | None) -> "Evaluation":
+        """The same with the losses and confidences of logits divided by one of `temperatures`."""
+        if temperature is None or self.tempered_losses is None or self.tempered_confidences is None:
+            return self
+        column = self.temperatures.index(temperature)
+        tempered = {"losses": self.tempered_losses[:, column], "confidences": self.tempered_confidences[:, column]}
+        error = self.calibration.error if len(self.labels) >= MIN_CALIBRATED else None
+        return dataclasses.replace(self, **tempered, temperature=temperature, uncalibrated_error=error)
+
     def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
         """The same with the labels that these thresholds set; itself without `scores`."""
         if self.scores is None:
@@ -142,7 +160,7 @@ class Evaluation:
 
         - always: `metrics`, images, skipped, computed_in and `per_class`; if there are any, left_out and full_size
         - without `predicted_sets`: accuracy_interval (95%) and, of MIN_CALIBRATED images or more,
-          expected_calibration_error (`Calibration`)
+          expected_calibration_error (`Calibration`); with a temperature also this and the error without it
         - with `predicted_sets`: f1 and thresholds (`label_summary`), and exact_match, the fraction of images with
           exactly the right labels
         - if each image has one label: balanced_accuracy, the mean recall of the classes with images
@@ -153,6 +171,8 @@ class Evaluation:
             record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
             if len(self.labels) >= MIN_CALIBRATED:
                 record["expected_calibration_error"] = self.calibration.error
+            if self.temperature is not None:
+                record |= {"temperature": self.temperature, "uncalibrated_error": self.uncalibrated_error}
         else:
             record |= label_summary(per_class, self.thresholds)
             record["exact_match"] = float((self.wrong_labels == 0).mean())
@@ -165,11 +185,13 @@ class Evaluation:
         return record | {"per_class": per_class}
 
     def metadata(self) -> dict[str, Any]:
-        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; and `thresholds`."""
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; `thresholds`; and the
+        `temperature`, which is part of the head."""
         names = METADATA
         if self.predicted_sets is not None:
             names = ("images",) if self.scores is None else MULTI_LABEL_METADATA
         metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
+        metadata |= {} if self.temperature is None else {"temperature": self.temperature}
         return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
 
     def as_table(self) -> str:

@@ -54,6 +54,10 @@ class Choice:
         metrics = {} if self.best is None else self.best.metrics
         return metrics.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
 
+    def temperature(self) -> float | None:
+        """What the logits of the fine-tuned model are divided by; None: nothing."""
+        return None if self.best is None else self.best.metrics.get("temperature")
+
 
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
@@ -96,7 +100,7 @@ def best_score(scores: Sequence[Score]) -> Score:
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The main metrics of an evaluation's record."""
-    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "alpha", "reject_below")
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "alpha", "reject_below", "temperature")
     return {name: record[name] for name in names if name in record}
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from jaxtyping import Int
 from torch import nn
 
 from vitlab.config import TrainConfig
-from vitlab.evaluation.calibration import choose_rejection
+from vitlab.evaluation.calibration import TEMPERATURES, choose_rejection, choose_temperature
 from vitlab.evaluation.multi_label import choose_thresholds
 from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.held_out import HELD_OUT, hold_out, hold_out_indices
@@ -45,6 +46,12 @@ class RunStart:
     job: FinetuneJob
     head: FittedHead | None
     """None without `config.head`."""
+
+    @property
+    def temperatures(self) -> Sequence[float]:
+        """What logits may be divided by: a job with a head chooses on held-out images; the paper's protocol does not
+        divide."""
+        return TEMPERATURES if self.head is not None else ()
 
     def run_config(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
         """`FinetuneConfig.single`, with the augmentation that does not harm the least-squares head."""
@@ -136,14 +143,15 @@ class Sweep:
         rest, _ = hold_out_indices(job.splits.train, job.config.held_out, job.config.seed)
         create_model = functools.partial(self.start.create_model, config.seed, rest)
         name = f"rate {config.optim.lr:g}"
-        run = TrainingRun(config, splits, create_model, "finetune", job.context, description=name, limit=limit)
+        options: dict[str, Any] = {"description": name, "limit": limit, "temperatures": self.start.temperatures}
+        run = TrainingRun(config, splits, create_model, "finetune", job.context, **options)
         try:
             model, evaluation = run.train_and_evaluate(folder)
         except NonFiniteError as error:
             job.log(str(error))
             return None
         if evaluation is None:  # the training was over before
-            evaluation = evaluate_split(config, model, splits.val, job.context.world)
+            evaluation = evaluate_split(config, model, splits.val, job.context.world, self.start.temperatures)
         head = None if self.start.head is None else self.start.head.create_classifier(rest)
         alpha = 1.0
         if head is not None:
@@ -153,7 +161,10 @@ class Sweep:
         if folder.writes and (job.clock.budget is not None or not job.config.refit):  # it may be the final run
             final = model if head is None else average_weights(head, model, alpha)
             save_model(cast(Model, final), folder.path / "model")
-        record = _record_with_thresholds(evaluation, splits.val.multi_label) | {"loss": _loss(config, evaluation)}
+        loss = _loss(config, evaluation)
+        if evaluation.tempered_losses is not None:
+            evaluation = evaluation.with_temperature(choose_temperature(evaluation.tempered_losses))
+        record = _record_with_thresholds(evaluation, splits.val.multi_label) | {"loss": loss}
         return record if head is None else record | {"alpha": alpha}
 
     def _choose_alpha(self, config: TrainConfig, head: Model, model: nn.Module, evaluation: Any) -> tuple[float, Any]:
@@ -163,7 +174,9 @@ class Sweep:
         evaluations = {1.0: evaluation}
         for alpha in ALPHAS:
             average = average_weights(head, model, alpha)
-            evaluations[alpha] = evaluate_split(config, average, self.splits.val, context.world)
+            evaluations[alpha] = evaluate_split(
+                config, average, self.splits.val, context.world, self.start.temperatures
+            )
         best = min(evaluations, key=lambda alpha: _loss(config, evaluations[alpha]))
         return best, evaluations[best]
 

@@ -44,6 +44,7 @@ METRICS = {
     "exact_match": "Images with exactly their labels",
     "balanced_accuracy": "Balanced accuracy",
     "expected_calibration_error": "Expected calibration error",
+    "uncalibrated_error": "The same before temperature scaling",
 }
 """A metric of the test's record -> its title; these follow the main one."""
 

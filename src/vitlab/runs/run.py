@@ -29,6 +29,7 @@ from vitlab.evaluation.masked import evaluate_masked, format_masked
 from vitlab.evaluation.options import LoaderOptions
 from vitlab.evaluation.predictions import write_predictions
 from vitlab.evaluation.result import format_evaluation
+from vitlab.models.init import scale_head
 from vitlab.models.vit import Model
 from vitlab.recipes.resolve import Reason
 from vitlab.runs.masked import save_masked, write_reconstructions
@@ -92,6 +93,8 @@ class TrainingRun:
     """Turns the trained model into the one that is evaluated, tested and saved."""
     thresholds: Sequence[float] | None = None
     """Of each of several labels."""
+    temperatures: Sequence[float] = ()
+    """What logits are divided by; a single one is used in the test and becomes part of the head."""
     settings: Mapping[str, Any] | None = None
     """More for config.json."""
     limit: TimeLimit | None = None
@@ -111,7 +114,9 @@ class TrainingRun:
             model, val = self.train_and_evaluate(folder, few_shot)
             test = val if splits.val is splits.test else None
             if test is None:
-                test = evaluate_split(config, model, splits.test, world)
+                test = evaluate_split(config, model, splits.test, world, self.temperatures)
+            if len(self.temperatures) == 1:
+                test = test.with_temperature(self.temperatures[0])
             if self.thresholds is not None:
                 test = test.with_thresholds(self.thresholds)
             folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
@@ -130,7 +135,7 @@ class TrainingRun:
         def evaluate_model(model: nn.Module) -> dict[str, float]:
             nonlocal evaluation
             model = self.finish(model)
-            evaluation = evaluate_split(config, model, self.splits.val, context.world)
+            evaluation = evaluate_split(config, model, self.splits.val, context.world, self.temperatures)
             metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluation.metrics().items()}
             return metrics | (few_shot(getattr(model, "vit", model)) if few_shot else {})  # of a MaskedViT the ViT
 
@@ -167,6 +172,8 @@ def write_run(
     if folder.writes and config.masking is None:
         write_predictions(path / PREDICTIONS, test, splits.test)
         metadata |= {"classes": list(splits.test.classes), **test.metadata()}
+        if test.temperature is not None:
+            scale_head(model, 1 / test.temperature)
         save_model(model, path / "model", extra=metadata | ({"multi_label": True} if splits.test.multi_label else {}))
     elif folder.writes:
         save_masked(model, path, extra=metadata)
@@ -216,9 +223,11 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptio
     return LoaderOptions(batch_size, config.data.workers, config.data.on_error)
 
 
-def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
+def evaluate_split(
+    config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE, temperatures: Sequence[float] = ()
+) -> Any:
     """An Evaluation, or a MaskedEvaluation, of the model in the precision of training (`frozen_dtype`); images are
-    prepared as `config` says."""
+    prepared as `config` says. temperatures: as in `evaluate`."""
     device = device_of(model)
     options = evaluation_options(config, device)
     dtype = frozen_dtype(config.precision, device)
@@ -228,7 +237,8 @@ def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: Wor
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
-    return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)
+    given: dict[str, Any] = {"preprocessing": preprocessing, "temperatures": temperatures, "world": world}
+    return evaluate(model, dataset, config.model.image_hw, options, **given)
 
 
 def create_fewshot_evaluator(

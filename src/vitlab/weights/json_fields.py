@@ -17,6 +17,7 @@ EXTRA: dict[str, Any] = {
     "dataset": str,
     "source": str,
     "reject_below": Annotated[float, Ge(0), Le(1)],
+    "temperature": PositiveFloat,
 }
 """`extra` in our config.json. `Preprocessing.read` checks its `preprocessing`."""
 
