@@ -15,9 +15,12 @@ from PIL import Image
 from staged_job import make_job, tune
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.config.finetune import NO_SWEEP
+from vitlab.data.registry import load_dataset
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
+from vitlab.evaluation.suspects import read_suspects
 from vitlab.finetuning import protocol, run_job, sweep
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.finetuning.run_job import train_and_test
@@ -32,6 +35,7 @@ from vitlab.runs import run as run_module
 from vitlab.runs.cost import ImageCost
 from vitlab.runs.run import RunResult
 from vitlab.train.microbatch import StepCost
+from vitlab.train.run_files import SUSPECTS
 from vitlab.weights import load_metadata, load_model, save_model
 
 
@@ -53,6 +57,30 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     assert any("leave-one-out accuracy" in line for line in log)
     (marked,) = [line for line in done.summary().splitlines() if "<- chosen" in line]
     assert f"learning rate {result['learning_rate']:g} " in marked
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_wrong_labels_are_listed(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """A folder of digits in which three labels are swapped; the list leaves them out."""
+    digits = load_dataset("digits", "train", classes=(3, 4, 5, 6)).take(np.arange(120))
+    assert digits.pixels is not None
+    swapped = (7, 30, 60)
+    for number, (pixels, label) in enumerate(zip(digits.pixels, digits.labels, strict=True)):
+        name = str((label + 1) % 4) if number in swapped else str(label)
+        (tmp_path / "set" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "set" / name / f"{number}.png")
+    data = dataclasses.replace(staged.data, name=f"folder:{tmp_path / 'set'}", classes=None)
+    config, logged = dataclasses.replace(staged, data=data, runs=0, **NO_SWEEP), []
+    tune(workdir, config, tmp_path / "job", log=logged.append)
+    listed = [row["image"] for row in read_suspects(tmp_path / "job" / SUSPECTS)]
+    found = {Path(name).stem for name in listed[:6]} & {"7", "30", "60"}
+    assert len(found) >= 2  # the others may be test images
+    assert any("labels are suspect" in line for line in logged)
+    assert "suspects.csv" in (tmp_path / "job" / "SHA256SUMS").read_text()
+    excluding = dataclasses.replace(config, data=dataclasses.replace(data, exclude=str(tmp_path / "job" / SUSPECTS)))
+    tune(workdir, excluding, tmp_path / "second")
+    images = [json.loads((tmp_path / name / "config.json").read_text())["examples"] for name in ("job", "second")]
+    assert images[1] == images[0] - len(listed)
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -14,10 +14,12 @@ from PIL import Image
 
 import vitlab.inspection.run_section
 from vitlab.data.transforms import to_range
+from vitlab.evaluation.suspects import Suspect, write_suspects
 from vitlab.inspection.capture import capture
 from vitlab.inspection.figures import fit, masked
 from vitlab.inspection.finished_run import Run
 from vitlab.inspection.run_section import data_section, run_section
+from vitlab.train.run_files import SUSPECTS
 from vitlab.weights import load_model
 
 
@@ -83,6 +85,20 @@ def test_near_duplicates_of_the_test(folder_run: Path) -> None:
     assert section.numbers["Pairs with conflicting labels"] == "1"
     assert "train/bright/copy.png" in section.pairs[0].caption
     assert section.unreadable == [("a", "b")]
+
+
+def test_labels_to_check(folder_run: Path) -> None:
+    """The training images of `suspects.csv`, without those that are gone."""
+    names = ["dark/0.png", "bright/1.png", "dark/gone.png"]
+    suspects = [Suspect(0, 0, 1, 0.1, 0.8), Suspect(1, 1, 0, 0.1, 0.7, copy=0), Suspect(2, 0, 1, 0.2, 0.6)]
+    write_suspects(folder_run / SUSPECTS, suspects, [f"train/{name}" for name in names], ("dark", "bright"))
+    section = data_section(Run.read(folder_run), search=False)
+    assert section.suspect_count == 3
+    first, second = section.suspects
+    assert first.caption == "label dark\nlooks like bright (80%)\ntrain/dark/0.png"
+    assert "same as train/dark/0.png" in second.caption
+    shutil.rmtree(folder_run.parent / "set")
+    assert data_section(Run.read(folder_run), search=False).suspects == ()
 
 
 def test_what_is_not_searched(run: Path, folder_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 One image a line, by a name that is the same in every run: its path below the data set's folder (in a shard,
 `train-00.tar/00017.jpg`); its whole path if the set has no folder; its index in the source's split
-(`cifar10/train[17]`) for sets without files.
+(`cifar10/train[17]`) for sets without files. Or a table with these names in a column `image`: `suspects.csv` of a
+fine-tuning job, without the rows of images to keep.
 """
 
+import csv
 import hashlib
+import io
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -15,7 +18,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset
 from vitlab.errors import UserError
-from vitlab.io import read_regular, replacing_file
+from vitlab.io import from_cell, read_regular, replacing_file
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,11 @@ def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
             f"cannot read the list of images to leave out, {path} ({error.strerror}): give a text file with one "
             f"image a line, as `vitlab duplicates` writes it."
         ) from error
+    if Path(path).suffix.lower() == ".csv":
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        if "image" not in (table.fieldnames or ()):
+            raise UserError(f"{path} has no column `image`; its columns are {', '.join(table.fieldnames or ())}.")
+        return list(dict.fromkeys(from_cell(row["image"]) for row in table if row["image"]))
     return list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line))
 
 

@@ -140,11 +140,13 @@ def leave_one_out(
     num_classes: int,
     groups: Int[np.ndarray, " n"] | None = None,
     class_weights: Float[np.ndarray, " K"] | None = None,
+    every: bool = False,
 ) -> LeaveOneOut:
-    """What `least_squares_head` measures on the images that it leaves out. Raises UserError as it does."""
+    """What `least_squares_head` measures on the images that it leaves out; `every` one, or up to LOSS_ROWS. Raises
+    UserError as it does."""
     _check_images(len(x), groups)
     weights = None if class_weights is None else class_weights[labels]
-    return _choose_penalty(Ridge(x, labels, num_classes, weights), labels, 1, groups, weights)
+    return _choose_penalty(Ridge(x, labels, num_classes, weights), labels, 1, groups, weights, every)
 
 
 def _check_images(images: int, groups: Int[np.ndarray, " n"] | None) -> None:
@@ -160,10 +162,11 @@ def _choose_penalty(
     views: int,
     groups: Int[np.ndarray, " n"] | None,
     weights: Float[np.ndarray, " n"] | None = None,
+    every: bool = False,
 ) -> LeaveOneOut:
     """The l2, and the scale of the logits, of least loss on the images left out. weights: of their losses."""
     scored = np.arange(len(labels)) if groups is None else np.flatnonzero(groups >= 0)
-    rows = scored[:: -(-len(scored) // LOSS_ROWS)]
+    rows = scored if every else scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
     counted = None if weights is None else torch.from_numpy(weights[rows])
 

@@ -18,14 +18,16 @@ from jaxtyping import Bool, Int
 
 from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.data.dataset import Dataset
+from vitlab.data.exclude import image_id
 from vitlab.data.splits import stratified_subset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss
 from vitlab.evaluation.features import Features
 from vitlab.evaluation.fewshot import sample_shots
-from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
+from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head, leave_one_out
 from vitlab.evaluation.multi_label import mean_average_precision
 from vitlab.evaluation.result import headline
+from vitlab.evaluation.suspects import find_suspects, write_suspects
 from vitlab.finetuning.held_out import has_val, hold_out_indices, left_out_groups, left_out_name
 from vitlab.finetuning.job import FinetuneJob, JobClock
 from vitlab.finetuning.representations import FrozenCheckpoint
@@ -34,6 +36,7 @@ from vitlab.runs.init_from_checkpoint import init_from_checkpoint
 from vitlab.runs.run import evaluate_split, run_settings, write_run
 from vitlab.train.distributed import World
 from vitlab.train.objectives import balanced_weights, classification_loss
+from vitlab.train.run_files import SUSPECTS
 from vitlab.train.workdir import Workdir
 
 UNEQUAL = 3
@@ -152,6 +155,24 @@ class FittedHead:
         if fitted < (count := len(job.splits.train)):
             job.log(f"least-squares head: fitted to {fitted:,} of the {count:,} training images")
         job.log(f"least-squares head: {left_out_name(job.splits.train)} {headline(vars(self.head))}")
+
+    def write_suspects(self, folder: Path) -> None:
+        """Writes `suspects.csv`: the training images whose label is probably wrong, by the head without views (rank
+        0). Images of several labels have none."""
+        job, fitter = self.fitter.job, self.fitter
+        train = job.splits.train
+        if not job.context.world.is_rank_0 or train.label_sets is not None:
+            return
+        rows = fitter.choose_rows()
+        indices, x = fitter.plain.indices[rows], fitter.plain.x[rows]
+        labels, classes = train.labels[indices], len(train.classes)
+        weights = balanced_weights(labels, classes) if job.config.balance else None
+        fit = leave_one_out(x, labels, classes, left_out_groups(train, indices), weights, every=True)
+        suspects = find_suspects(fit.logits.softmax(dim=1).numpy(), labels[fit.rows], x[fit.rows])
+        names = [image_id(train, index) for index in indices[fit.rows].tolist()]
+        write_suspects(folder / SUSPECTS, suspects, names, train.classes)
+        if suspects:
+            job.log(f"{len(suspects):,} of {len(names):,} labels are suspect: {folder / SUSPECTS}")
 
     def score_held_out(self) -> dict[str, Any]:
         """`summary_metrics` of the head that is fitted without the held-out images, on these."""

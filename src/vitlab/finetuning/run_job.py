@@ -72,6 +72,7 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     head = None if config.head is None else fit_head(job)
     if head is not None:
         head.describe()
+        head.write_suspects(folder.path)
     start = RunStart(job, head)
     choice = _choose(start, folder)
     record: dict[str, Any] = {

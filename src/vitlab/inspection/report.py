@@ -157,6 +157,10 @@ class DataSection:
     """Test images next to their near-duplicates in the training set."""
     unreadable: Sequence[tuple[str, str]] | None = None
     """Path and reason of each unreadable file; None where files were not checked."""
+    suspects: Sequence[PageImage] = ()
+    """Training images whose label is probably wrong, the most suspect first."""
+    suspect_count: int = 0
+    """All of these, shown or not."""
 
 
 @dataclass(frozen=True, eq=False)

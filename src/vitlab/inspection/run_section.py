@@ -1,5 +1,6 @@
 """A finished run as two sections of a page: its training and test (`run_section`), and its images (`data_section`)."""
 
+import contextlib
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,13 @@ import torch
 from jaxtyping import Int, UInt8
 
 from vitlab.config import DataConfig
+from vitlab.data.decode import ImageError
 from vitlab.data.dedup import SIDE, THRESHOLD
+from vitlab.data.exclude import image_id
 from vitlab.data.transforms import to_range
 from vitlab.errors import UserError
 from vitlab.evaluation.result import Evaluation
+from vitlab.evaluation.suspects import read_suspects
 from vitlab.inspection.capture import capture
 from vitlab.inspection.duplicates import find_pairs, format_counts, one_per_test_image, page_images
 from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
@@ -24,10 +28,10 @@ from vitlab.inspection.report import DataSection, RunSection
 from vitlab.io import read_json
 from vitlab.models.vit import ViT
 from vitlab.recipes.resolve import RECIPE
-from vitlab.runs.splits import load_splits
+from vitlab.runs.splits import Splits, load_splits
 from vitlab.settings import from_dict
 from vitlab.train.precision import prepare_for_inference
-from vitlab.train.run_files import PLAN
+from vitlab.train.run_files import PLAN, SUSPECTS
 from vitlab.train.workdir import read_log
 from vitlab.weights import load_model
 
@@ -183,22 +187,48 @@ def _pair_with_attention(
 
 
 def data_section(run: Run, search: bool = True) -> DataSection:
-    """The near-duplicates between training and test images, with `search`, and the unreadable files of result.json."""
+    """The near-duplicates between training and test images, with `search`; the labels that are probably wrong; and the
+    unreadable files of result.json."""
     section = DataSection("They were not searched, for lack of time: `vitlab inspect RUN` does.")
     if search:
         try:
             section = _near_duplicates(run)
         except (ValueError, OSError, KeyError) as error:
             section = DataSection(f"They were not searched: {error}")
+    with contextlib.suppress(ValueError, OSError, KeyError):  # the data set is missing
+        suspects = read_suspects(run.job / SUSPECTS) if (run.job / SUSPECTS).is_file() else []
+        section = replace(section, suspects=_suspect_images(run, suspects[:MAX_SHOWN]), suspect_count=len(suspects))
     if (unreadable := read_json(run.folder / "result.json").get("unreadable")) is not None:
         section = replace(section, unreadable=[(file["path"], file["reason"]) for file in unreadable])
     return section
 
 
+def _suspect_images(run: Run, suspects: Sequence[Mapping[str, str]]) -> list[PageImage]:
+    """Each with its label, and the class that it looks like. Raises UserError where the data is missing."""
+    if not suspects:
+        return []
+    train = _load_splits(run)[1].train
+    indices = {image_id(train, index): index for index in range(len(train))}
+    shown = []
+    for row in suspects:
+        label, other, chance = row["label"], row["looks_like"], float(row["looks_like_probability"])
+        same = f"\nsame as {row['same_as']}" if row["same_as"] else ""
+        with contextlib.suppress(KeyError, ImageError):
+            pixels = encode(fit(train.image(indices[row["image"]]), 192))
+            caption = f"label {label}\nlooks like {other} ({chance:.0%}){same}\n{row['image']}"
+            shown.append(PageImage(pixels, f"A training image with the label {label}.", 96, caption))
+    return shown
+
+
+def _load_splits(run: Run) -> tuple[DataConfig, Splits]:
+    """The images of the run, and how they were read. Raises UserError where they are missing."""
+    data = replace(from_dict(DataConfig, run.settings["data"]), eval_split="test", on_error="skip")
+    return data, load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
+
+
 def _near_duplicates(run: Run) -> DataSection:
     """Raises UserError where the data is missing, and where the search would not be quick or useful."""
-    data = replace(from_dict(DataConfig, run.settings["data"]), eval_split="test", on_error="skip")
-    splits = load_splits(data, multi_label=bool(run.metadata.get("multi_label")))
+    data, splits = _load_splits(run)
     train_set, test_set = splits.train, splits.test
     command = ["vitlab", "duplicates", data.name, data.name, "--train-split", data.train_split]
     if data.root is not None:
