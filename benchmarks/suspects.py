@@ -2,8 +2,8 @@
 
     python benchmarks/suspects.py DATA S14 --out benchmarks/results/suspects.json
 
-DATA is a folder of `finetune_peers.py --prepare`. 5% and 10% of the training labels are replaced: by any other class, or
-by a similar one (the class whose images the head confuses most with this one). The least-squares head on frozen
+DATA is a folder of `finetune_peers.py --prepare`. 5% and 10% of the training labels are replaced: by any other class,
+or by a similar one (the class whose images the head confuses most with this one). The least-squares head on frozen
 features gives each image's probabilities without it. Recall is the share of replaced labels among as many images as
 were replaced: by our order, and by cleanlab's three (label quality scores). The head is then tested with all images,
 and without the images that we list and that cleanlab's `find_label_issues` lists.

@@ -1,10 +1,10 @@
 """Training images whose label is probably wrong, by probabilities from a head that has not seen them.
 
-The most suspect are those where the probability of another class exceeds the label's by most. Confident learning
-(Northcutt et al. 2021) estimates how many labels are wrong: an image is confidently of a class if its probability
-reaches the mean over the images that are labeled so, and the images that are confidently of another class than their
-label are counted. Before all suspects come images that look the same and have different labels: one of the two is
-wrong.
+The most suspect are those whose label is least probable; the margin to the best other class finds fewer
+(`benchmarks/suspects.py`). Confident learning (Northcutt et al. 2021) estimates how many labels are wrong: an image is
+confidently of a class if its probability reaches the mean over the images that are labeled so, and the images that are
+confidently of another class than their label are counted. Before all suspects come images that look the same and have
+different labels: one of the two is wrong.
 
     find_suspects(fit.logits.softmax(dim=1).numpy(), labels)[:10]  # the most suspect first
 """
@@ -44,9 +44,8 @@ class Suspect(NamedTuple):
 def rank_suspects(
     probabilities: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " n"], int]:
-    """All images, the most suspect first, and how many of them are suspects."""
+    """All images, the most suspect first, and how many of them are suspects: none whose label is the most probable."""
     images, classes = probabilities.shape
-    margins = _margins(probabilities, labels)
     own, counts = probabilities[np.arange(images), labels], np.bincount(labels, minlength=classes)
     sums = np.bincount(labels, weights=own, minlength=classes)
     thresholds = np.divide(sums, counts, out=np.full(classes, np.inf), where=counts > 0)
@@ -56,7 +55,8 @@ def rank_suspects(
     # Of a class, the images that are confidently of any stand for all.
     of_class, wrong = (np.bincount(labels[rows], minlength=classes) for rows in (known, known[is_other[known]]))
     estimate = np.divide(wrong * counts, of_class, out=np.zeros(classes), where=of_class > 0).sum()
-    return np.argsort(-margins, kind="stable"), min(round(estimate), int((margins > 0).sum()))
+    could_be = own < probabilities.max(axis=1)
+    return np.lexsort((own, ~could_be)), min(round(estimate), int(could_be.sum()))
 
 
 def find_suspects(
@@ -79,13 +79,6 @@ def find_suspects(
         return Suspect(row, int(labels[row]), suggested, *chances, copy)
 
     return [suspect(row) for row in rows]
-
-
-def _margins(probabilities: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The highest probability of another class, less the label's."""
-    rows, others = np.arange(len(labels)), probabilities.copy()
-    others[rows, labels] = -np.inf
-    return others.max(axis=1) - probabilities[rows, labels]
 
 
 def _copies_with_other_labels(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"]) -> dict[int, int]:
