@@ -114,6 +114,7 @@ def predict(
     *,
     top: int = 5,
     reject_below: float | Literal["auto"] | None = None,
+    coverage: float | None = None,
     options: ModelOptions = ModelOptions(),
 ) -> Predictions:
     """The most probable classes of images, one or several, in the order given.
@@ -121,12 +122,14 @@ def predict(
     An image, in RGB, is the path of a file or a folder, a pattern such as `photos/*.jpg`, an address (https://...), or
     an encoded file as bytes or opened in binary mode; or a PIL image, uint8 pixels [H, W, 3] or gray [H, W], or a
     tensor [3, H, W], uint8 or of floats from 0 to 1. Arrays and tensors may have a batch dimension first. What cannot
-    be read has its `error` in place of classes. `reject_below` is as in `vitlab predict`. Raises UserError for
-    missing paths and for arrays of other types, shapes and ranges; in an iterator they have their `error`.
+    be read has its `error` in place of classes. `reject_below` and `coverage` are as in `vitlab predict`. Raises
+    UserError for missing paths and for arrays of other types, shapes and ranges; in an iterator they have their
+    `error`.
     """
     many = isinstance(images, Iterable) and not isinstance(images, get_args(ImageSource))
     sources: Any = images if many else [images]
-    return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
+    given: dict[str, Any] = {"top": top, "reject_below": reject_below, "coverage": coverage}
+    return Predictions(predict_images(_path(checkpoint), sources, options, **given))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation import accuracy
 from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
+from vitlab.evaluation.calibration import Calibrator
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.evaluation.result import Evaluation, format_evaluation
@@ -57,27 +58,33 @@ def images(count: int = N, classes: int = K) -> Dataset:
     return Dataset("made", "test", tuple(f"class {i}" for i in range(classes)), labels, pixels)
 
 
-def test_temperatures() -> None:
-    """Losses and confidences of divided logits; predictions stay, and the error without a temperature is kept."""
+def test_a_calibrator() -> None:
+    """Losses and confidences of divided logits, and its prediction sets; the error without a temperature is kept."""
     count = 120
     logits = 4 * torch.randn(count, K, generator=torch.Generator().manual_seed(0))
     dataset = images(count)
     plain = evaluate(Table(logits), dataset, (4, 4), BATCHES)
-    assert plain.with_temperature(2.0) == plain
-    evaluation = evaluate(Table(logits), dataset, (4, 4), BATCHES, temperatures=(1.0, 2.0))
-    same, half = (evaluation.with_temperature(temperature) for temperature in (1.0, 2.0))
-    np.testing.assert_allclose(same.losses, plain.losses, rtol=1e-6)
-    np.testing.assert_allclose(same.confidences, plain.confidences, rtol=1e-6)
+    assert plain.with_calibrator(Calibrator(2.0, [0.5])) == plain
+    kept = evaluate(Table(logits), dataset, (4, 4), BATCHES, keep_logits=True)
+    masses = np.linspace(0.3, 0.99, 50).tolist()
+    same, half = kept.with_calibrator(Calibrator(None, masses)), kept.with_calibrator(Calibrator(2.0, masses))
     divided = evaluate(Table(logits / 2), dataset, (4, 4), BATCHES)
-    np.testing.assert_allclose(half.losses, divided.losses, rtol=1e-6)
-    np.testing.assert_allclose(half.confidences, divided.confidences, rtol=1e-6)
-    np.testing.assert_array_equal(half.predictions, plain.predictions)
+    for mine, expected in ((same, plain), (half, divided)):
+        np.testing.assert_allclose(mine.losses, expected.losses, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(mine.confidences, expected.confidences, rtol=1e-5)
+        np.testing.assert_array_equal(mine.predictions, expected.predictions)
     record, before, after = half.record(), plain.record(), divided.record()
     assert record["temperature"] == half.metadata()["temperature"] == 2.0
     assert record["uncalibrated_error"] == pytest.approx(before["expected_calibration_error"])
     assert record["expected_calibration_error"] == pytest.approx(after["expected_calibration_error"])
-    several = evaluate(Table(logits[:3]), with_sets(images(3), [[0], [1, 2], [2]]), (4, 4), temperatures=(2.0,))
-    assert several.tempered_losses is None
+    assert "temperature" not in same.record()
+    assert half.metadata()["coverage_masses"] == masses
+    sets = Calibrator(2.0, masses).sets((logits / 2).softmax(dim=1).numpy(), 0.9)
+    measured = np.mean([sets[row, label] for row, label in enumerate(dataset.labels)])
+    expected = {"expected": 0.9, "measured": measured, "mean_size": sets.sum() / count}
+    assert record["coverage"] == pytest.approx(expected)
+    several = with_sets(images(3), [[0], [1, 2], [2]])
+    assert evaluate(Table(logits[:3]), several, (4, 4), keep_logits=True).logits is None
 
 
 def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:

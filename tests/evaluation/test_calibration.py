@@ -1,5 +1,7 @@
 """Calibration and rejection against plain loops, and against values from tables."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from vitlab.evaluation.calibration import (
     BINS,
     TEMPERATURES,
+    Calibrator,
     accuracy_interval,
     calibrate,
     choose_rejection,
@@ -50,15 +53,60 @@ def test_the_temperature_undoes_a_factor(factor: float) -> None:
         return cross_entropy(factor * logits / temperature, labels, reduction="none")
 
     best = minimize_scalar(lambda t: float(losses(t).mean()), bounds=(0.1, 20), method="bounded").x
-    chosen = choose_temperature(torch.stack([losses(t) for t in TEMPERATURES], dim=1).numpy())
+    chosen = choose_temperature((factor * logits).numpy(), labels.numpy())
     assert chosen == pytest.approx(best, rel=2**0.125)
     assert chosen == pytest.approx(factor, rel=0.15)
 
 
 def test_few_images_that_are_all_right_do_not_make_it_certain() -> None:
-    losses = np.tile(np.array(TEMPERATURES), (20, 1))  # the less, the better
-    assert choose_temperature(losses) == 1.0
-    assert choose_temperature(np.tile(losses, (5, 1))) == TEMPERATURES[0]
+    logits = np.tile(np.float32([3, 0]), (20, 1))
+    assert choose_temperature(logits, np.zeros(20, int)) == 1.0
+    assert choose_temperature(np.tile(logits, (5, 1)), np.zeros(100, int)) == TEMPERATURES[0]
+
+
+def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of six classes, and labels drawn from them."""
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = (2 * torch.randn(count, 6, generator=generator, dtype=torch.float64)).softmax(dim=1)
+    return probabilities.numpy(), torch.multinomial(probabilities, 1, generator=generator)[:, 0].numpy()
+
+
+def test_prediction_sets() -> None:
+    """By a loop: the most probable classes up to the limit, the conformal quantile of the labels' masses."""
+    probabilities, labels = drawn(80, seed=0)
+    calibrator = Calibrator.fit(np.log(probabilities), labels, temper=False)
+    assert calibrator.temperature is None
+    masses = []
+    for row, label in zip(probabilities, labels, strict=True):
+        ranked = sorted(range(6), key=lambda k: -row[k])
+        masses.append(sum(row[k] for k in ranked[: ranked.index(label) + 1]))
+    np.testing.assert_allclose(calibrator.masses, sorted(masses), atol=1e-5)
+    limit = sorted(masses)[math.ceil(81 * 0.8) - 1]
+    assert calibrator.limit(0.8) == pytest.approx(limit, abs=1e-5)
+    new, _ = drawn(40, seed=1)
+    for row, chosen in zip(new, calibrator.sets(new, 0.8), strict=True):
+        ranked = sorted(range(6), key=lambda k: -row[k])
+        expected = [k for number, k in enumerate(ranked) if number == 0 or sum(row[ranked[: number + 1]]) <= limit]
+        assert set(np.flatnonzero(chosen)) == set(expected)
+    assert calibrator.limit(0.99) == math.inf
+    assert calibrator.sets(new, 0.99).all()
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_sets_have_the_label_as_often_as_they_say(coverage: float) -> None:
+    """Of images that had no part, whatever the model: here its probabilities are too high."""
+    (probabilities, labels), (new, new_labels) = drawn(2_000, seed=2), drawn(4_000, seed=3)
+    calibrator = Calibrator.fit(3 * np.log(probabilities), labels, temper=False)
+    overconfident = new**3 / (new**3).sum(axis=1, keepdims=True)
+    covered = calibrator.sets(overconfident, coverage)[np.arange(4_000), new_labels].mean()
+    assert covered >= coverage - 0.025
+    honest = Calibrator.fit(3 * np.log(probabilities), labels)
+    assert honest.temperature == pytest.approx(3, rel=0.15)
+
+
+def test_many_images_keep_some_masses() -> None:
+    probabilities, labels = drawn(2_500, seed=4)
+    assert 800 < len(Calibrator.fit(np.log(probabilities), labels).masses) <= 1_000
 
 
 def test_extremes() -> None:

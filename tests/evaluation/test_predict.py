@@ -14,6 +14,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, WriteError
 from vitlab.evaluation import predict as module
+from vitlab.evaluation.calibration import Calibrator
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import Prediction, predict, writing_table
 from vitlab.models import ViTConfig
@@ -54,6 +55,27 @@ def test_files(workdir: Path, images: list[str], batch_size: int, monkeypatch: p
         assert [name for name, _ in prediction.top] == [name for name, _ in expected]
         assert [share for _, share in prediction.top] == pytest.approx([share for _, share in expected], rel=1e-5)
         assert prediction.error is None
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_prediction_sets(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    """The most probable classes up to the limit of the metadata; what the metadata does not allow is an error."""
+    masses = np.linspace(0.1, 0.9, 30).tolist()
+    save_model(load_model(workdir), tmp_path / "model", extra={**load_metadata(workdir), "coverage_masses": masses})
+    limit = Calibrator(None, masses).limit(0.8)
+    for prediction in predictions(tmp_path / "model", *images, coverage=0.8):
+        assert prediction.labels is not None
+        names = [name for name, _ in prediction.top]
+        sums = np.cumsum([share for _, share in prediction.top])
+        assert list(prediction.labels) == names[: max(int((sums <= limit + 1e-5).sum()), 1)]
+        assert prediction.describe().startswith(", ".join(prediction.labels))
+    for checkpoint, coverage, message in (
+        (workdir, 0.8, "no held-out images"),
+        (tmp_path / "model", 0.99, "at most 0.968"),
+        (tmp_path / "model", 1.0, "between 0 and 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            predictions(checkpoint, *images, coverage=coverage)
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -80,9 +80,11 @@ def test_where_all_fits_nothing_changes(
     splits = []
     for module in (sweep, run_job, run_module, head):
 
-        def recorded(config: Any, model: Any, data: Any, *rest: Any, evaluate: Any = module.evaluate_split) -> Any:
+        def recorded(
+            config: Any, model: Any, data: Any, *rest: Any, evaluate: Any = module.evaluate_split, **options: Any
+        ) -> Any:
             splits.append(data.split)
-            return evaluate(config, model, data, *rest)
+            return evaluate(config, model, data, *rest, **options)
 
         monkeypatch.setattr(module, "evaluate_split", recorded)
     assert budgeted(workdir, one_rate, tmp_path / "clock") == without

@@ -17,11 +17,12 @@ from staged_job import make_job, tune
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.config.finetune import NO_SWEEP
 from vitlab.data.registry import load_dataset
+from vitlab.evaluation import calibration
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import ModelOptions
 from vitlab.evaluation.predict import predict
 from vitlab.evaluation.suspects import read_suspects
-from vitlab.finetuning import protocol, run_job, sweep
+from vitlab.finetuning import protocol, run_job
 from vitlab.finetuning.protocol import sweep_and_finetune
 from vitlab.finetuning.run_job import train_and_test
 from vitlab.finetuning.scores import Score, format_score
@@ -52,6 +53,11 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     assert [score["learning_rate"] for score in result["sweep"]] == list(staged.learning_rates)
     assert chosen == "run-0"
     assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
+    for folder in ("out/linear", "out"):
+        assert 0 < len(load_metadata(tmp_path / folder)["coverage_masses"]) <= 1_000
+    coverage = result["test"]["coverage"]
+    assert coverage["measured"] >= 0.8
+    assert 1 <= coverage["mean_size"] <= 4
     best = min(result["sweep"], key=lambda score: score["loss"])
     assert (result["learning_rate"], result["alpha"]) == (best["learning_rate"], best["alpha"])
     assert any("leave-one-out accuracy" in line for line in log)
@@ -91,7 +97,7 @@ def test_the_temperature_is_part_of_the_head(
     """The saved model has the losses that the test reports; nothing else changes."""
     config, models, results = dataclasses.replace(staged, refit=refit), [], []
     for temperature in (1.0, 4.0):
-        monkeypatch.setattr(sweep, "choose_temperature", lambda _, t=temperature: t)
+        monkeypatch.setattr(calibration, "choose_temperature", lambda *_, t=temperature: t)
         folder = tmp_path / f"{temperature}"
         results.append(tune(workdir, config, folder).result)
         models.append(dict(load_model(folder / "model").named_parameters()))

@@ -71,6 +71,17 @@ def test_mistakes_beside_their_attention(run: Path) -> None:
         assert np.abs(pixels[:, 232:] - masked(large, rollout)).mean() < 4
 
 
+def test_numbers_of_a_calibrated_model(folder_run: Path) -> None:
+    result = json.loads((folder_run / "result.json").read_text())
+    coverage = {"expected": 0.9, "measured": 0.915, "mean_size": 1.26}
+    result["test"] |= {"uncalibrated_error": 0.081, "coverage": coverage}
+    (folder_run / "result.json").write_text(json.dumps(result))
+    numbers = run_section(Run.read(folder_run)).numbers
+    assert numbers["The same before temperature scaling"] == "8.1%"
+    shown = numbers["Prediction sets for a coverage of 90%"]
+    assert shown == "91.5% have the label; 1.3 classes on average"
+
+
 def test_near_duplicates_of_the_test(folder_run: Path) -> None:
     """A mirrored copy of a test image in train."""
     section = data_section(Run.read(folder_run))

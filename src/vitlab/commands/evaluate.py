@@ -169,6 +169,8 @@ class Predict:
     reject_below: float | Literal["auto"] | None = None
     """Say "not sure" of images whose highest probability is below this one; auto is the checkpoint's own threshold,
     chosen on held-out images. Not for several labels, each of which has its threshold."""
+    coverage: float | None = None
+    """Print a set of classes for each image, which has the right one in this fraction of images, such as 0.9."""
     csv: Path | None = None
     """CSV file for the predictions, with a row for each image as soon as it is done."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
@@ -182,7 +184,8 @@ class Predict:
         if self.csv is not None and self.csv.is_dir():
             raise UserError(f"--csv {self.csv} is a folder; give the name of a file.")
         done = failed = 0
-        options: dict[str, Any] = {"top": self.top, "reject_below": self.reject_below, "log": print_note}
+        options: dict[str, Any] = {"top": self.top, "reject_below": self.reject_below, "coverage": self.coverage}
+        options["log"] = print_note
         with contextlib.nullcontext() if self.csv is None else writing_table(self.csv) as write_row:
             try:
                 for prediction in predict(self.checkpoint, images, self.options, **options):

@@ -1,7 +1,7 @@
 """Evaluates a model or a checkpoint on a data set, every image counted exactly once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,6 @@ COLUMNS: dict[str, np.ndarray] = dict.fromkeys(("indices", "labels", "prediction
 COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
 COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
 """The fields of an Evaluation that have a number for each image, without any image."""
-TEMPERED = ("tempered_losses", "tempered_confidences")
-"""Those that have a number for each image and temperature."""
 
 
 def evaluation_loss(dataset: Dataset) -> LossKind:
@@ -57,12 +55,12 @@ def evaluate(
     options: LoaderOptions = EVAL_DEFAULTS,
     *,
     preprocessing: Preprocessing | None = None,
-    temperatures: Sequence[float] = (),
+    keep_logits: bool = False,
     world: World = SINGLE,
 ) -> Evaluation:
     """Evaluates `model` on `dataset`; images are squashed to `image_size` unless `preprocessing` is given.
 
-    temperatures: with one label per image, losses and confidences are kept for logits divided by each of these.
+    keep_logits: the logits are part of the result, for images with one label and up to MAX_SCORES of them.
 
     Each rank computes its shard of the images and returns the whole.
     Raises UserError if the model's classes are not as many as the data set's, and if no image can be read.
@@ -72,10 +70,8 @@ def evaluate(
     columns = COLUMNS
     if dataset.multi_label and len(dataset) * len(dataset.classes) <= MAX_SCORES:
         columns = columns | {"scores": np.empty((0, len(dataset.classes)), np.float32)}
-    if dataset.label_sets is not None:
-        temperatures = ()
-    if temperatures:
-        columns = columns | dict.fromkeys(TEMPERED, np.empty((0, len(temperatures)), np.float32))
+    if keep_logits and dataset.label_sets is None and len(dataset) * len(dataset.classes) <= MAX_SCORES:
+        columns = columns | {"logits": np.empty((0, len(dataset.classes)), np.float32)}
     with evaluation_batches(model, dataset, transform, options, world=world) as batches:
         for batch in batches:
             logits = model(batch.images).float()
@@ -84,7 +80,7 @@ def evaluate(
                     f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
-            result = _measure(logits, batch, evaluation_loss(dataset), temperatures)
+            result = _measure(logits, batch, evaluation_loss(dataset))
             results.append({name: result[name] for name in columns})
     local = {
         name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
@@ -99,15 +95,12 @@ def evaluate(
         left_out=dataset.left_out,
         full_size=dataset.full_size,
         computed_in=computed_in(model),
-        temperatures=tuple(temperatures),
     )
     return evaluation.with_thresholds(None)
 
 
-def _measure(
-    logits: Float[Tensor, "B K"], batch: Batch, kind: LossKind, temperatures: Sequence[float]
-) -> dict[str, Tensor]:
-    """COLUMNS and `scores` of one batch, and TEMPERED if there are temperatures."""
+def _measure(logits: Float[Tensor, "B K"], batch: Batch, kind: LossKind) -> dict[str, Tensor]:
+    """COLUMNS, `scores` and `logits` of one batch."""
     targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], kind)
     if kind == "softmax":
         probabilities = logits.softmax(dim=1)
@@ -129,18 +122,8 @@ def _measure(
         "correct": correct[:, 0],
         "in_top5": correct[:, 1:].any(dim=1),
         "scores": logits,
-        **_temper(logits, targets, temperatures),
+        "logits": logits,
     }
-
-
-def _temper(logits: Float[Tensor, "B K"], targets: Tensor, temperatures: Sequence[float]) -> dict[str, Tensor]:
-    """TEMPERED of one batch, [B, T] each."""
-    if not temperatures:
-        return {}
-    divided = [logits / temperature for temperature in temperatures]
-    losses = [F.cross_entropy(each, targets, reduction="none") for each in divided]
-    confidences = [each.softmax(dim=1).amax(dim=1) for each in divided]
-    return dict(zip(TEMPERED, (torch.stack(losses, dim=1), torch.stack(confidences, dim=1)), strict=True))
 
 
 def evaluate_checkpoint(

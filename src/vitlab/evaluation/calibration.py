@@ -1,11 +1,12 @@
-"""How far the confidences of a classifier can be trusted: calibration, temperature, intervals, rejection."""
+"""How far the confidences of a classifier can be trusted: calibration, temperature, prediction sets, rejection."""
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int
 
 BINS = 15
 """Equal-width bins of confidence (Guo et al. 2017)."""
@@ -13,6 +14,11 @@ MIN_CALIBRATED = 100
 """Minimum number of images for a calibration error: about seven for each bin."""
 TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-8, 17))
 """Divisors of the logits to choose from, 1/4 to 16 (temperature scaling, Guo et al. 2017)."""
+MAX_MASSES = 1_000
+"""Most held-out images that choose the size of prediction sets."""
+ROUNDING = 1e-5
+COVERAGE = 0.9
+"""Of the prediction sets that a test counts."""
 
 
 class Calibration(NamedTuple):
@@ -45,15 +51,69 @@ def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " 
     return Calibration(counts, accuracies, means)
 
 
-def choose_temperature(losses: Float[np.ndarray, "n T"]) -> float:
-    """The temperature of least loss. losses: of n images that are held out, by each of TEMPERATURES.
+def divide_logits(
+    logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"], temperature: float
+) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, "n K"]]:
+    """Losses, and probabilities of all classes, of logits divided by a temperature."""
+    scaled = np.float64(logits) / temperature
+    scaled -= scaled.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    log_probabilities = scaled - log_sums
+    losses = -log_probabilities[np.arange(len(labels)), labels]
+    return losses.astype(np.float32), np.exp(log_probabilities).astype(np.float32)
+
+
+def choose_temperature(logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> float:
+    """The one of TEMPERATURES with the lowest loss on n images that are held out.
 
     Fewer images than MIN_CALIBRATED may all be right, which would make all later predictions certain: they choose at
     least 1.
     """
-    least = 1.0 if len(losses) < MIN_CALIBRATED else 0.0
-    means = np.where(np.array(TEMPERATURES) >= least, losses.mean(axis=0), np.inf)
-    return TEMPERATURES[int(means.argmin())]
+    allowed = [t for t in TEMPERATURES if t >= 1 or len(labels) >= MIN_CALIBRATED]
+    return min(allowed, key=lambda temperature: divide_logits(logits, labels, temperature)[0].mean())
+
+
+def class_masses(probabilities: Float[np.ndarray, "n K"]) -> Float64[np.ndarray, "n K"]:
+    """For each class the probability of it and of all more probable classes of the image."""
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    masses = np.empty(probabilities.shape)
+    ranked = np.take_along_axis(np.float64(probabilities), order, axis=1).cumsum(axis=1)
+    np.put_along_axis(masses, order, ranked, axis=1)
+    return masses
+
+
+class Calibrator(NamedTuple):
+    """What n held-out images say of a classifier's probabilities: a temperature, and the size of prediction sets.
+
+    A prediction set has the most probable classes up to a total probability, the limit. The limit is such that the sets
+    of the held-out images would have their label in a fraction `coverage`, and so have those of new images of the same
+    kind (split conformal prediction with adaptive sets, Romano et al. 2020, without their randomization).
+    """
+
+    temperature: float | None
+    """What logits are divided by; None: nothing, because their scale is chosen already."""
+    masses: Sequence[float]
+    """`class_masses` of the labels of the images, or of MAX_MASSES of them, in increasing order."""
+
+    @classmethod
+    def fit(cls, logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"], temper: bool = True) -> "Calibrator":
+        """temper: whether to choose a temperature."""
+        temperature = choose_temperature(logits, labels) if temper else None
+        rows = np.arange(len(labels))[:: -(-len(labels) // MAX_MASSES)]
+        _, probabilities = divide_logits(logits[rows], labels[rows], temperature or 1.0)
+        masses = class_masses(probabilities)[np.arange(len(rows)), labels[rows]]
+        return cls(temperature, np.sort(masses).round(5).tolist())
+
+    def limit(self, coverage: float) -> float:
+        """The total probability of a set; infinite if the images are too few for this coverage."""
+        rank = math.ceil((len(self.masses) + 1) * coverage)
+        return self.masses[rank - 1] if rank <= len(self.masses) else math.inf
+
+    def sets(self, probabilities: Float[np.ndarray, "n K"], coverage: float) -> Bool[np.ndarray, "n K"]:
+        """Which classes are in the prediction set of each image; always the most probable one."""
+        chosen = class_masses(probabilities) <= self.limit(coverage) + ROUNDING
+        chosen[np.arange(len(chosen)), probabilities.argmax(axis=1)] = True
+        return chosen
 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:

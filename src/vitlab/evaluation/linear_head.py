@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.evaluation.calibration import choose_rejection
+from vitlab.evaluation.calibration import Calibrator, choose_rejection
 from vitlab.evaluation.fewshot import BIAS, Ridge
 from vitlab.evaluation.multi_label import choose_thresholds, mean_average_precision
 from vitlab.models.vit import Model
@@ -50,6 +50,8 @@ class LinearHead:
     reject_below: float | None = None
     """Probability from which 95% of the predictions are right, if there is one (`choose_rejection`); of one label per
     image."""
+    masses: list[float] | None = None
+    """For prediction sets (`Calibrator`); of one label per image."""
     mean_average_precision: float | None = None
     """With several labels per image."""
     label_thresholds: list[float] | None = None
@@ -201,7 +203,8 @@ def _held_out_metrics(left_out: LeaveOneOut) -> dict[str, Any]:
         labels = left_out.targets.numpy()
         recalls = [correct[labels == label].mean() for label in np.unique(labels)]
         metrics = {"accuracy": accuracy, "balanced_accuracy": float(np.mean(recalls))}
-        return metrics | {"reject_below": choose_rejection(confidences.numpy(), correct)}
+        masses = Calibrator.fit(logits.numpy(), labels, temper=False).masses
+        return metrics | {"reject_below": choose_rejection(confidences.numpy(), correct), "masses": list(masses)}
     hot, scores = left_out.targets.numpy(), logits.numpy().astype(np.float32)
     precision = mean_average_precision(hot, scores)
     return {"accuracy": accuracy, "mean_average_precision": precision, THRESHOLDS: choose_thresholds(hot, scores)}

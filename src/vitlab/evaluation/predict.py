@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,6 +21,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.data.workers import in_threads
 from vitlab.errors import UserError, quoted
+from vitlab.evaluation.calibration import Calibrator
 from vitlab.evaluation.load import computed_in, device_of, load_for_evaluation
 from vitlab.evaluation.multi_label import describe_thresholds, label_names, stored_thresholds
 from vitlab.evaluation.options import ModelOptions
@@ -42,7 +44,7 @@ class Prediction:
     rejected: bool = False
     """Whether the highest probability is below `reject_below`."""
     labels: tuple[str, ...] | None = None
-    """Labels whose probability reaches their threshold, most probable first; None for one label per image."""
+    """Labels whose probability reaches their threshold, or the prediction set, most probable first; else None."""
 
     def describe(self) -> str:
         """The classes, or the error, as text."""
@@ -69,21 +71,27 @@ def predict(
     *,
     top: int = 5,
     reject_below: float | Literal["auto"] | None = None,
+    coverage: float | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prediction]:
     """The `top` most probable classes of every image in `sources`, in any form of `ImageSource`.
 
     `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
     metadata (`choose_rejection`). A model of several labels per image (`multi_label`) sets each from its threshold in
-    the metadata, or 0.5. `log` receives a description of the preprocessing. An unreadable image gives a prediction
-    with its error. Predictions have the order of `sources`. A generator: with the first prediction it raises UserError
-    without any image, for auto without a threshold, for `reject_below` with several labels, and for missing paths and
-    invalid arrays, unless they come from an iterator.
+    the metadata, or 0.5. `coverage`: the `labels` of an image are a set of classes that has the right one in this
+    fraction of images, by the held-out images in the metadata (`Calibrator`). `log` receives a description of the
+    preprocessing. An unreadable image gives a prediction with its error. Predictions have the order of `sources`.
+
+    A generator: with the first prediction it raises UserError without any image, for auto without a threshold, for
+    `reject_below` and `coverage` with several labels, for a `coverage` without held-out images, and for missing paths
+    and invalid arrays, unless they come from an iterator.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
     if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
         raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
+    if coverage is not None and not 0 < coverage < 1:
+        raise UserError(f"coverage is {coverage}; give a fraction between 0 and 1, such as 0.9.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
     multi_label = bool(loaded.metadata.get("multi_label"))
     if multi_label and reject_below is not None:
@@ -93,6 +101,7 @@ def predict(
         )
     if reject_below == "auto":
         reject_below = _stored_rejection(loaded.metadata, str(checkpoint))
+    calibrator = None if coverage is None else _stored_calibrator(loaded.metadata, str(checkpoint), coverage)
     images = find_images(sources)
     if isinstance(sources, Sequence):
         images = list(images)  # raises before any work
@@ -106,7 +115,8 @@ def predict(
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
-    predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds)
+    prediction_sets = None if calibrator is None else functools.partial(calibrator.sets, coverage=coverage)
+    predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds, prediction_sets)
     batch: list[tuple[str, Tensor]] = []
     for path, image in _prepare(loaded, images):
         if isinstance(image, Tensor):
@@ -144,9 +154,10 @@ def _predict_batch(
     top: int,
     reject_below: float,
     thresholds: Sequence[float] | None,
+    prediction_sets: Callable[[np.ndarray], np.ndarray] | None,
     batch: Sequence[tuple[str, Tensor]],
 ) -> Iterator[Prediction]:
-    """The predictions for preprocessed images; `thresholds` are for several labels."""
+    """The predictions for preprocessed images; `thresholds` are for several labels, `prediction_sets` for one."""
     if not batch:
         return
     metadata = loaded.metadata
@@ -156,6 +167,10 @@ def _predict_batch(
     sets: Sequence[tuple[str, ...] | None] = [None] * len(batch)
     if metadata.get("multi_label"):
         sets = label_names(logits, thresholds, class_names(metadata, logits.shape[1]))
+    elif prediction_sets is not None:
+        chosen = prediction_sets(class_probabilities(logits, metadata).cpu().numpy())
+        names, order = class_names(metadata, logits.shape[1]), logits.argsort(dim=1, descending=True, stable=True)
+        sets = [tuple(names[c] for c in row if has[c]) for row, has in zip(order.tolist(), chosen, strict=True)]
     for (path, _), best, labels in zip(batch, top_classes(logits, metadata, top), sets, strict=True):
         if all(math.isfinite(probability) for _, probability in best):
             yield Prediction(path, best, rejected=best[0][1] < reject_below, labels=labels)
@@ -194,6 +209,22 @@ def _stored_rejection(metadata: dict[str, Any], checkpoint: str) -> float:
             f"95% of the predictions right. Or give a probability, for example --reject-below 0.5."
         )
     return threshold
+
+
+def _stored_calibrator(metadata: dict[str, Any], checkpoint: str, coverage: float) -> Calibrator:
+    """For the prediction sets of a checkpoint. Raises UserError without held-out images, or with too few for this
+    coverage."""
+    masses = metadata.get("coverage_masses")
+    if metadata.get("multi_label") or not masses:
+        raise UserError(
+            f"the metadata of {checkpoint} has no held-out images to choose prediction sets by: `vitlab finetune` "
+            f"stores them for one label per image. Leave coverage out."
+        )
+    calibrator = Calibrator(None, sorted(masses))
+    if math.isinf(calibrator.limit(coverage)):
+        most = len(masses) / (len(masses) + 1)
+        raise UserError(f"{len(masses)} held-out images allow a coverage of at most {most:.3f}, not {coverage}.")
+    return calibrator
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,15 @@ from jaxtyping import Bool, Float, Int
 from vitlab.data.dataset import Labels
 from vitlab.display import format_table, preformatted
 from vitlab.errors import quoted
-from vitlab.evaluation.calibration import MIN_CALIBRATED, Calibration, accuracy_interval, calibrate
+from vitlab.evaluation.calibration import (
+    COVERAGE,
+    MIN_CALIBRATED,
+    Calibration,
+    Calibrator,
+    accuracy_interval,
+    calibrate,
+    divide_logits,
+)
 from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
 from vitlab.weights.json_fields import THRESHOLDS
 
@@ -64,23 +72,29 @@ class Evaluation:
     predicted_sets: Labels | None = None
     """The labels that are set for each image, by `scores` and `thresholds`."""
 
-    temperatures: tuple[float, ...] = ()
-    """Divisors of the logits that the next two fields are for."""
-    tempered_losses: Float[np.ndarray, "n T"] | None = None
-    tempered_confidences: Float[np.ndarray, "n T"] | None = None
-    temperature: float | None = None
-    """The divisor of the logits that `losses` and `confidences` are for; None: 1."""
-    uncalibrated_error: float | None = None
-    """The expected calibration error without it."""
+    logits: Float[np.ndarray, "n K"] | None = None
+    """Of images with one label, if they are kept; not divided by a temperature. Not in `predictions.csv`."""
+    calibrator: Calibrator | None = None
+    """Whose temperature `losses` and `confidences` have."""
+    calibration_record: Mapping[str, Any] = field(default_factory=dict)
+    """temperature: the divisor of the logits. uncalibrated_error: the expected calibration error without it.
+    coverage: how many of the prediction sets have the label, and their mean size."""
 
-    def with_temperature(self, temperature: float | None) -> "Evaluation":
-        """The same with the losses and confidences of logits divided by one of `temperatures`."""
-        if temperature is None or self.tempered_losses is None or self.tempered_confidences is None:
+    def with_calibrator(self, calibrator: Calibrator | None) -> "Evaluation":
+        """The same with the losses and confidences of divided logits; itself without `logits`."""
+        if calibrator is None or self.logits is None:
             return self
-        column = self.temperatures.index(temperature)
-        tempered = {"losses": self.tempered_losses[:, column], "confidences": self.tempered_confidences[:, column]}
-        error = self.calibration.error if len(self.labels) >= MIN_CALIBRATED else None
-        return dataclasses.replace(self, **tempered, temperature=temperature, uncalibrated_error=error)
+        losses, probabilities = divide_logits(self.logits, self.labels, calibrator.temperature or 1.0)
+        sets = calibrator.sets(probabilities, COVERAGE)
+        covered = float(sets[np.arange(len(sets)), self.labels].mean())
+        size = float(sets.sum(axis=1).mean())
+        record: dict[str, Any] = {"coverage": {"expected": COVERAGE, "measured": covered, "mean_size": size}}
+        if calibrator.temperature is not None:
+            error = self.calibration.error if len(self.labels) >= MIN_CALIBRATED else None
+            record |= {"temperature": calibrator.temperature, "uncalibrated_error": error}
+        confidences = probabilities.max(axis=1)
+        given: dict[str, Any] = {"losses": losses, "confidences": confidences, "calibration_record": record}
+        return dataclasses.replace(self, calibrator=calibrator, **given)
 
     def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
         """The same with the labels that these thresholds set; itself without `scores`."""
@@ -160,7 +174,7 @@ class Evaluation:
 
         - always: `metrics`, images, skipped, computed_in and `per_class`; if there are any, left_out and full_size
         - without `predicted_sets`: accuracy_interval (95%) and, of MIN_CALIBRATED images or more,
-          expected_calibration_error (`Calibration`); with a temperature also this and the error without it
+          expected_calibration_error (`Calibration`); with a calibrator also `calibration_record`
         - with `predicted_sets`: f1 and thresholds (`label_summary`), and exact_match, the fraction of images with
           exactly the right labels
         - if each image has one label: balanced_accuracy, the mean recall of the classes with images
@@ -171,8 +185,7 @@ class Evaluation:
             record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
             if len(self.labels) >= MIN_CALIBRATED:
                 record["expected_calibration_error"] = self.calibration.error
-            if self.temperature is not None:
-                record |= {"temperature": self.temperature, "uncalibrated_error": self.uncalibrated_error}
+            record |= self.calibration_record
         else:
             record |= label_summary(per_class, self.thresholds)
             record["exact_match"] = float((self.wrong_labels == 0).mean())
@@ -185,13 +198,15 @@ class Evaluation:
         return record | {"per_class": per_class}
 
     def metadata(self) -> dict[str, Any]:
-        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; `thresholds`; and the
-        `temperature`, which is part of the head."""
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ...; `thresholds`; the
+        `temperature`, which is part of the head; and `coverage_masses` for prediction sets."""
         names = METADATA
         if self.predicted_sets is not None:
             names = ("images",) if self.scores is None else MULTI_LABEL_METADATA
         metadata: dict[str, Any] = {f"test_{name}": value for name, value in self.record().items() if name in names}
-        metadata |= {} if self.temperature is None else {"temperature": self.temperature}
+        if (calibrator := self.calibrator) is not None:
+            metadata |= {} if calibrator.temperature is None else {"temperature": calibrator.temperature}
+            metadata["coverage_masses"] = list(calibrator.masses)
         return metadata if self.thresholds is None else metadata | {THRESHOLDS: list(self.thresholds)}
 
     def as_table(self) -> str:

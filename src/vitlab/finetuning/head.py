@@ -22,6 +22,7 @@ from vitlab.data.exclude import image_id
 from vitlab.data.splits import stratified_subset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss
+from vitlab.evaluation.calibration import Calibrator
 from vitlab.evaluation.features import Features
 from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head, leave_one_out
@@ -203,7 +204,9 @@ class FittedHead:
             if folder.finished:
                 return folder.read_result()
             model = self.create_classifier().to(job.context.device)
-            test = evaluate_split(config, model, splits.test, world).with_thresholds(self.head.label_thresholds)
+            calibrator = None if self.head.masses is None else Calibrator(None, self.head.masses)
+            test = evaluate_split(config, model, splits.test, world, keep_logits=True).with_calibrator(calibrator)
+            test = test.with_thresholds(self.head.label_thresholds)
             job.log(f"least-squares head: test {headline(test.metrics())} ({len(test.labels):,} images)")
             return write_run(config, folder, splits, model, test, job.init_id, least_squares=self._fit_record())
 

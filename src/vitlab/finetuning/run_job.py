@@ -26,7 +26,7 @@ from vitlab.finetuning.scores import (
     summarize,
     summary_metrics,
 )
-from vitlab.finetuning.sweep import RunStart, Sweep, read_thresholds, sweep_folder
+from vitlab.finetuning.sweep import RunStart, Sweep, read_calibrator, read_thresholds, sweep_folder
 from vitlab.runs.run import TrainingRun, evaluate_split, run_settings, write_run
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.workdir import METRICS, Workdir, read_log
@@ -152,16 +152,17 @@ def _run_final(start: RunStart, choice: Choice, folder: Workdir) -> dict[int, di
         return records
     lr = choice.learning_rate(config)
     thresholds = None if choice.best is None else read_thresholds(sweep_folder(workdir, lr))
+    calibrator = None if choice.best is None else read_calibrator(sweep_folder(workdir, lr))
     for number in range(config.runs):
         seed = config.seed + number
         if _is_trained(start.job, choice, number):
             limit = start.job.clock.limit("final", later=1 - (number + 1) / config.runs)
             options = {"description": f"run {number}", "thresholds": thresholds, "limit": limit}
-            options["temperatures"] = [] if choice.temperature() is None else [choice.temperature()]
+            options["calibrator"] = calibrator
             run_config, path = start.run_config(lr, seed), workdir / f"run-{number}"
             result = train_and_test(start, run_config, path, choice.alpha(config), **options)
         elif number == 0 and choice.best is not None:
-            result = _test_swept(start, workdir, choice.best)
+            result = _test_swept(start, workdir, choice.best.learning_rate)
         else:
             break
         records[seed] = result["test"]
@@ -180,10 +181,9 @@ def _is_trained(job: FinetuneJob, choice: Choice, number: int) -> bool:
     return job.clock.fits(f"final run {number}", enough, job.clock.seconds("test"))
 
 
-def _test_swept(start: RunStart, workdir: Path, best: Score) -> dict[str, Any]:
-    """The run of the sweep with this score as run 0, tested: the content of its result.json."""
-    job, sweep, lr = start.job, Sweep(start), best.learning_rate
-    source, temperature = sweep_folder(workdir, lr), best.metrics.get("temperature")
+def _test_swept(start: RunStart, workdir: Path, lr: float) -> dict[str, Any]:
+    """The run of the sweep at this learning rate as run 0, tested: the content of its result.json."""
+    job, sweep, source = start.job, Sweep(start), sweep_folder(workdir, lr)
     config = start.sweep_config(lr)
     splits = dataclasses.replace(sweep.splits, test=job.splits.test, unreadable=job.splits.unreadable)
     with sweep.open_folder(workdir / "run-0", config, splits) as folder:
@@ -193,8 +193,9 @@ def _test_swept(start: RunStart, workdir: Path, best: Score) -> dict[str, Any]:
         for record in read_log(source / METRICS):
             folder.log(METRICS, record.pop("step"), record)
         model = load_model(source / "model").to(job.context.device)
-        temperatures = () if temperature is None else (temperature,)
-        test = evaluate_split(config, model, splits.test, job.context.world, temperatures).with_temperature(temperature)
+        calibrator = read_calibrator(source)
+        test = evaluate_split(config, model, splits.test, job.context.world, calibrator is not None)
+        test = test.with_calibrator(calibrator)
         return write_run(config, folder, splits, model, test.with_thresholds(read_thresholds(source)), job.init_id)
 
 
@@ -204,7 +205,7 @@ def train_and_test(
     """Trains on all of train and tests; returns the content of result.json. A finished run is only read.
 
     alpha: weight of the trained model in its average with the least-squares head's; 1 without a head.
-    options: `description`, `thresholds`, `temperatures`, `settings` and `limit` of a TrainingRun.
+    options: `description`, `thresholds`, `calibrator`, `settings` and `limit` of a TrainingRun.
     """
     job, head = start.job, start.head
     create_head = None if head is None or alpha == 1 else functools.cache(head.create_classifier)

@@ -54,10 +54,6 @@ class Choice:
         metrics = {} if self.best is None else self.best.metrics
         return metrics.get("alpha", config.alpha or ALPHA_WITHOUT_SWEEP)
 
-    def temperature(self) -> float | None:
-        """What the logits of the fine-tuned model are divided by; None: nothing."""
-        return None if self.best is None else self.best.metrics.get("temperature")
-
 
 @torch.no_grad()
 def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:

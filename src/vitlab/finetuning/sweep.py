@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ from jaxtyping import Int
 from torch import nn
 
 from vitlab.config import TrainConfig
-from vitlab.evaluation.calibration import TEMPERATURES, choose_rejection, choose_temperature
+from vitlab.evaluation.calibration import Calibrator, choose_rejection
 from vitlab.evaluation.multi_label import choose_thresholds
 from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.held_out import HELD_OUT, hold_out, hold_out_indices
@@ -38,6 +37,8 @@ from vitlab.train.workdir import Workdir
 from vitlab.weights import save_model
 from vitlab.weights.json_fields import THRESHOLDS
 
+CALIBRATOR = "calibrator"
+
 
 @dataclass(frozen=True)
 class RunStart:
@@ -48,10 +49,9 @@ class RunStart:
     """None without `config.head`."""
 
     @property
-    def temperatures(self) -> Sequence[float]:
-        """What logits may be divided by: a job with a head chooses on held-out images; the paper's protocol does not
-        divide."""
-        return TEMPERATURES if self.head is not None else ()
+    def calibrates(self) -> bool:
+        """Whether a calibrator is fitted to held-out images: not in the paper's protocol."""
+        return self.head is not None
 
     def run_config(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
         """`FinetuneConfig.single`, with the augmentation that does not harm the least-squares head."""
@@ -143,7 +143,7 @@ class Sweep:
         rest, _ = hold_out_indices(job.splits.train, job.config.held_out, job.config.seed)
         create_model = functools.partial(self.start.create_model, config.seed, rest)
         name = f"rate {config.optim.lr:g}"
-        options: dict[str, Any] = {"description": name, "limit": limit, "temperatures": self.start.temperatures}
+        options: dict[str, Any] = {"description": name, "limit": limit, "keep_logits": self.start.calibrates}
         run = TrainingRun(config, splits, create_model, "finetune", job.context, **options)
         try:
             model, evaluation = run.train_and_evaluate(folder)
@@ -151,7 +151,7 @@ class Sweep:
             job.log(str(error))
             return None
         if evaluation is None:  # the training was over before
-            evaluation = evaluate_split(config, model, splits.val, job.context.world, self.start.temperatures)
+            evaluation = evaluate_split(config, model, splits.val, job.context.world, self.start.calibrates)
         head = None if self.start.head is None else self.start.head.create_classifier(rest)
         alpha = 1.0
         if head is not None:
@@ -162,8 +162,8 @@ class Sweep:
             final = model if head is None else average_weights(head, model, alpha)
             save_model(cast(Model, final), folder.path / "model")
         loss = _loss(config, evaluation)
-        if evaluation.tempered_losses is not None:
-            evaluation = evaluation.with_temperature(choose_temperature(evaluation.tempered_losses))
+        if evaluation.logits is not None:
+            evaluation = evaluation.with_calibrator(Calibrator.fit(evaluation.logits, evaluation.labels))
         record = _record_with_thresholds(evaluation, splits.val.multi_label) | {"loss": loss}
         return record if head is None else record | {"alpha": alpha}
 
@@ -174,9 +174,7 @@ class Sweep:
         evaluations = {1.0: evaluation}
         for alpha in ALPHAS:
             average = average_weights(head, model, alpha)
-            evaluations[alpha] = evaluate_split(
-                config, average, self.splits.val, context.world, self.start.temperatures
-            )
+            evaluations[alpha] = evaluate_split(config, average, self.splits.val, context.world, self.start.calibrates)
         best = min(evaluations, key=lambda alpha: _loss(config, evaluations[alpha]))
         return best, evaluations[best]
 
@@ -197,12 +195,19 @@ def _record_with_thresholds(evaluation: Any, multi_label: bool) -> dict[str, Any
         return evaluation.with_thresholds(thresholds).record() | {THRESHOLDS: thresholds}
     if multi_label:  # too many scores to keep
         return evaluation.record()
-    return evaluation.record() | {"reject_below": choose_rejection(evaluation.confidences, evaluation.correct)}
+    record = evaluation.record() | {"reject_below": choose_rejection(evaluation.confidences, evaluation.correct)}
+    return record if evaluation.calibrator is None else record | {CALIBRATOR: evaluation.calibrator._asdict()}
 
 
 def sweep_folder(workdir: Path, lr: float) -> Path:
     """The folder of a learning rate."""
     return workdir / "sweep" / f"lr-{lr}"
+
+
+def read_calibrator(folder: Path) -> Calibrator | None:
+    """What a run of the sweep has fitted; None if it kept no logits."""
+    saved = read_json(folder / "result.json")[HELD_OUT].get(CALIBRATOR)
+    return None if saved is None else Calibrator(**saved)
 
 
 def read_thresholds(folder: Path) -> list[float] | None:

@@ -62,8 +62,10 @@ def run_section(
     """
     test, result = run.test, read_json(run.folder / "result.json")
     multi_label = test.predicted_sets is not None
-    # Average precision needs the scores of several labels, which are not in the predictions.
-    record = result["test"] if multi_label else test.record()
+    # Some numbers need all logits, which are not in the predictions.
+    tested = result["test"]
+    of_logits = {name: tested[name] for name in ("uncalibrated_error", "coverage") if name in tested}
+    record = tested if multi_label else test.record() | of_logits
     trained, examples = result.get("least_squares", {}).get("fitted_images"), run.settings["examples"]
     records = read_log(run.folder / "metrics.jsonl")
     paragraphs = [explanation or " ".join([f"The run in {run.folder}.", *describe_choices(run.job)])]
@@ -114,7 +116,11 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
     else:
         main = {"Mean average precision": f"{precision:.1%}"}
     present = {title: record[name] for name, title in METRICS.items() if record.get(name) is not None}
-    return main | {title: f"{value:.1%}" for title, value in present.items()}
+    numbers = main | {title: f"{value:.1%}" for title, value in present.items()}
+    if coverage := record.get("coverage"):
+        title = f"Prediction sets for a coverage of {coverage['expected']:.0%}"
+        numbers[title] = f"{coverage['measured']:.1%} have the label; {coverage['mean_size']:.1f} classes on average"
+    return numbers
 
 
 def _wrong_predictions(run: Run, device: torch.device | None) -> tuple[list[PageImage] | None, bool]:

@@ -22,6 +22,7 @@ from vitlab.data.identity import names_and_labels_fingerprint, portable_fingerpr
 from vitlab.data.registry import load_dataset, require_disjoint
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.calibration import Calibrator
 from vitlab.evaluation.features import features, frozen_preprocessing
 from vitlab.evaluation.fewshot import accuracies, sample_examples
 from vitlab.evaluation.load import device_of
@@ -93,8 +94,10 @@ class TrainingRun:
     """Turns the trained model into the one that is evaluated, tested and saved."""
     thresholds: Sequence[float] | None = None
     """Of each of several labels."""
-    temperatures: Sequence[float] = ()
-    """What logits are divided by; a single one is used in the test and becomes part of the head."""
+    calibrator: Calibrator | None = None
+    """For the test; its temperature becomes part of the saved head."""
+    keep_logits: bool = False
+    """Of the images of the val split, to fit a calibrator."""
     settings: Mapping[str, Any] | None = None
     """More for config.json."""
     limit: TimeLimit | None = None
@@ -114,9 +117,9 @@ class TrainingRun:
             model, val = self.train_and_evaluate(folder, few_shot)
             test = val if splits.val is splits.test else None
             if test is None:
-                test = evaluate_split(config, model, splits.test, world, self.temperatures)
-            if len(self.temperatures) == 1:
-                test = test.with_temperature(self.temperatures[0])
+                test = evaluate_split(config, model, splits.test, world, self.calibrator is not None)
+            if self.calibrator is not None:
+                test = test.with_calibrator(self.calibrator)
             if self.thresholds is not None:
                 test = test.with_thresholds(self.thresholds)
             folder.log(SPEED, config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
@@ -135,7 +138,8 @@ class TrainingRun:
         def evaluate_model(model: nn.Module) -> dict[str, float]:
             nonlocal evaluation
             model = self.finish(model)
-            evaluation = evaluate_split(config, model, self.splits.val, context.world, self.temperatures)
+            keep = self.keep_logits or self.calibrator is not None
+            evaluation = evaluate_split(config, model, self.splits.val, context.world, keep)
             metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluation.metrics().items()}
             return metrics | (few_shot(getattr(model, "vit", model)) if few_shot else {})  # of a MaskedViT the ViT
 
@@ -172,8 +176,8 @@ def write_run(
     if folder.writes and config.masking is None:
         write_predictions(path / PREDICTIONS, test, splits.test)
         metadata |= {"classes": list(splits.test.classes), **test.metadata()}
-        if test.temperature is not None:
-            scale_head(model, 1 / test.temperature)
+        if test.calibrator is not None and test.calibrator.temperature is not None:
+            scale_head(model, 1 / test.calibrator.temperature)
         save_model(model, path / "model", extra=metadata | ({"multi_label": True} if splits.test.multi_label else {}))
     elif folder.writes:
         save_masked(model, path, extra=metadata)
@@ -224,10 +228,10 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> LoaderOptio
 
 
 def evaluate_split(
-    config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE, temperatures: Sequence[float] = ()
+    config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE, keep_logits: bool = False
 ) -> Any:
     """An Evaluation, or a MaskedEvaluation, of the model in the precision of training (`frozen_dtype`); images are
-    prepared as `config` says. temperatures: as in `evaluate`."""
+    prepared as `config` says. keep_logits: as in `evaluate`."""
     device = device_of(model)
     options = evaluation_options(config, device)
     dtype = frozen_dtype(config.precision, device)
@@ -237,7 +241,7 @@ def evaluate_split(
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
-    given: dict[str, Any] = {"preprocessing": preprocessing, "temperatures": temperatures, "world": world}
+    given: dict[str, Any] = {"preprocessing": preprocessing, "keep_logits": keep_logits, "world": world}
     return evaluate(model, dataset, config.model.image_hw, options, **given)
 
 

@@ -18,6 +18,7 @@ EXTRA: dict[str, Any] = {
     "source": str,
     "reject_below": Annotated[float, Ge(0), Le(1)],
     "temperature": PositiveFloat,
+    "coverage_masses": tuple[float, ...],
 }
 """`extra` in our config.json. `Preprocessing.read` checks its `preprocessing`."""
 
