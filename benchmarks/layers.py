@@ -68,8 +68,8 @@ def measure(given: Arguments, checkpoint: str, name: str, seed: int) -> dict[str
     choice = compare_readouts({layer: each.x for layer, each in parts[0].items()}, labels, len(train.classes))
     rows = []
     for score in choice.scores:
-        tested = test_accuracy(parts[0][score.layer], parts[1][score.layer], len(train.classes))
-        rows.append({**score.layer.to_record(), "loss": score.loss, "leave_one_out": score.accuracy, **tested})
+        tested = test_accuracy(parts[0][score.readout], parts[1][score.readout], len(train.classes))
+        rows.append({**score.readout.to_record(), "loss": score.loss, "leave_one_out": score.accuracy, **tested})
     nested = {"loss": choice.nested_loss, "accuracy": choice.nested_accuracy}
     return {"chosen": choice.chosen.to_record(), "nested": nested, "candidates": rows}
 
@@ -88,7 +88,8 @@ def as_table(rows: list[dict[str, Any]]) -> str:
             own, chosen = row["candidates"][-1], by_layer[Readout.from_record(row["chosen"])]
             best = max(each["test"] for each in row["candidates"])
             cells.append((own["test"], chosen["test"], best, own["knn"], chosen["knn"]))
-            chosen_layers.append(f"{chosen['depth']} {chosen['pool']}")
+            last = f" last {chosen['joined']}" if "joined" in chosen else ""
+            chosen_layers.append(f"{chosen['depth']} {chosen['pool']}{last}")
         means = " | ".join(f"{100 * statistics.fmean(column):.1f}" for column in zip(*cells, strict=True))
         lines.append(f"| {checkpoint} | {name} | {means} | {', '.join(chosen_layers)} |")
     return "\n".join(lines)

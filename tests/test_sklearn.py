@@ -1,5 +1,6 @@
 """scikit-learn's own tools on images: cross-validation, grid search, pipelines, clones, pickles."""
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,48 @@ def test_the_classifier_is_the_least_squares_head(checkpoint: Path, digits: Any)
         ViTClassifier(checkpoint, **FLOAT).fit(pixels[:3], ["a"] * 3)
 
 
+def test_two_classes(checkpoint: Path, digits: Any) -> None:
+    """`decision_function` has one number, which the areas under curves take."""
+    pixels, labels = digits
+    two = np.isin(labels, ["digit 0", "digit 1"])
+    classifier = ViTClassifier(checkpoint, layer=4, **FLOAT).fit(pixels[two], labels[two])
+    scores = classifier.decision_function(pixels[two])
+    assert scores.shape == (two.sum(),)
+    np.testing.assert_array_equal(classifier.classes_[(scores > 0).astype(int)], classifier.predict(pixels[two]))
+    np.testing.assert_allclose(1 / (1 + np.exp(-scores)), classifier.predict_proba(pixels[two])[:, 1], rtol=1e-4)
+    images, names = list(pixels[two]), labels[two]
+    areas = cross_val_score(ViTClassifier(checkpoint, layer=4, **FLOAT), images, names, cv=3, scoring="roc_auc")
+    assert areas.mean() > 0.9
+
+
+def test_output_as_tables(checkpoint: Path, digits: Any) -> None:
+    """Only `transform` has it."""
+    pixels, labels = digits
+    pytest.importorskip("pandas")
+    classifier = ViTClassifier(checkpoint, layer=4, **FLOAT).set_output(transform="pandas").fit(pixels, labels)
+    assert classifier.transform(pixels[:2]).shape == (2, 16)
+    assert classifier.predict(pixels[:2]).shape == (2,)
+
+
+def test_images_that_are_no_key_by_themselves(checkpoint: Path, digits: Any) -> None:
+    """Open files by their content; a palette and an orientation, as the decoder applies them."""
+    pixels, _ = digits
+    estimator = ViTFeatures(checkpoint, **FLOAT).fit(pixels)
+    x = estimator.transform(pixels[:2])
+
+    def opened(image: np.ndarray) -> io.BytesIO:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "PNG")
+        return file
+
+    for row in (0, 1, 0):
+        np.testing.assert_allclose(estimator.transform([opened(pixels[row])]), x[row : row + 1], rtol=1e-5)
+    palette = Image.fromarray(pixels[0]).quantize()
+    inverted = palette.copy()
+    inverted.putpalette([255 - value for value in palette.getpalette() or ()])
+    assert np.abs(np.subtract(*estimator.transform([palette, inverted]))).max() > 0.01
+
+
 def test_class_weight(checkpoint: Path, digits: Any) -> None:
     pixels, labels = digits
     few = np.concatenate([np.flatnonzero(labels == "digit 8")[:3], np.flatnonzero(labels == "digit 3")])
@@ -126,6 +169,9 @@ def test_class_weight(checkpoint: Path, digits: Any) -> None:
         for weight in (None, "balanced", weighted)
     ]
     assert len({head.loss for head in heads}) == 3
+    for weight in ({"digit 8": 0.0, "digit 3": 1.0}, {"digit 8": -1.0, "digit 3": 1.0}):
+        with pytest.raises(UserError, match="positive weight"):
+            ViTClassifier(checkpoint, layer=4, class_weight=weight, **FLOAT).fit(pixels[few], labels[few])
 
 
 def test_the_tools_of_scikit_learn(checkpoint: Path, digits: Any) -> None:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Float32
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from vitlab.errors import UserError
 from vitlab.evaluation.frozen import FrozenModel
@@ -66,8 +66,9 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if y is None:
                 raise UserError("layer='auto' chooses by the labels; call fit(X, y), or give a layer.")
             classes, labels = np.unique(column_or_1d(y), return_inverse=True)
-            images = SourceDataset.of(X, labels, tuple(map(str, classes)))
-            options = self._model(options).at_best_readout(images).options
+            model = self._model(options)
+            images = SourceDataset.of(X, labels, tuple(map(str, classes)), model.preprocessing.range)
+            options = model.at_best_readout(images).options
         self.options_ = options
         self._n_features_out = self._model(options).width
         return self
@@ -79,8 +80,12 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return _load(self.checkpoint or DEFAULT, options, changed)
 
     def transform(self, X: Any) -> Float32[np.ndarray, "n D"]:
+        return self._represent(X)
+
+    def _represent(self, X: Any) -> Float32[np.ndarray, "n D"]:
         check_is_fitted(self)
-        return self._model(self.options_).features(SourceDataset.of(X)).x
+        model = self._model(self.options_)
+        return model.features(SourceDataset.of(X, levels=model.preprocessing.range)).x
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -114,22 +119,30 @@ class ViTClassifier(ClassifierMixin, ViTFeatures):
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any) -> "ViTClassifier":
+        check_consistent_length(X, y)
         self.classes_, labels = np.unique(column_or_1d(y), return_inverse=True)
         if len(self.classes_) < 2:
             raise UserError("all images have one label; a classifier requires two classes or more.")
-        x = super().fit(X, y).transform(X)
         weights = None
         if self.class_weight is not None:
             weights = compute_class_weight(self.class_weight, classes=self.classes_, y=np.asarray(y))
+            if (weights <= 0).any():
+                raise UserError(f"class_weight is {self.class_weight}; give a positive weight for every class.")
+        super().fit(X, y)
+        x = self._represent(X)
         self.head_ = least_squares_head(x[None], labels, len(self.classes_), class_weights=weights)
         return self
 
-    def decision_function(self, X: Any) -> Float[np.ndarray, "n K"]:
-        """The logits."""
-        return self.head_.logits(self.transform(X))
+    def _logits(self, X: Any) -> Float[np.ndarray, "n K"]:
+        return self.head_.logits(self._represent(X))
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, "n *K"]:
+        """The logits; of two classes, by how much the second is higher."""
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
-        return softmax(self.decision_function(X), axis=1)
+        return softmax(self._logits(X), axis=1)
 
     def predict(self, X: Any) -> np.ndarray:
-        return self.classes_[self.decision_function(X).argmax(axis=1)]
+        return self.classes_[self._logits(X).argmax(axis=1)]

@@ -16,7 +16,7 @@ def made(images: int = 300, classes: int = 4) -> tuple[np.ndarray, np.ndarray, n
     """Representations, labels of which 20 are wrong, and the rows of these."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, images)
-    x = (rng.normal(size=(images, 8)) + 4 * np.eye(classes, 8)[labels]).astype(np.float32)
+    x = (rng.normal(size=(images, 32)) + 4 * np.eye(classes, 32)[labels]).astype(np.float32)
     wrong = rng.choice(images, 20, replace=False)
     labels[wrong] = (labels[wrong] + rng.integers(1, classes, 20)) % classes
     return x, labels, wrong

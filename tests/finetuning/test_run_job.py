@@ -16,6 +16,7 @@ from staged_job import make_job, tune
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.config.finetune import NO_SWEEP
+from vitlab.data.exclude import write_lines
 from vitlab.data.registry import load_dataset
 from vitlab.evaluation import calibration
 from vitlab.evaluation.accuracy import evaluate_checkpoint
@@ -81,8 +82,14 @@ def test_wrong_labels_are_listed(workdir: Path, staged: FinetuneConfig, tmp_path
     listed = [row["image"] for row in read_suspects(tmp_path / "job" / SUSPECTS)]
     found = {Path(name).stem for name in listed[:6]} & {"7", "30", "60"}
     assert len(found) >= 2  # the others may be test images
-    assert any("labels are suspect" in line for line in logged)
-    assert "suspects.csv" in (tmp_path / "job" / "SHA256SUMS").read_text()
+    assert any(line.startswith("labels to check") for line in logged)
+    assert "suspects.csv" not in (tmp_path / "job" / "SHA256SUMS").read_text()  # people edit it
+    (tmp_path / "job" / SUSPECTS).write_text("image,label\n")
+    result = (tmp_path / "job" / "result.json").read_bytes()
+    tune(workdir, config, tmp_path / "job")
+    assert (tmp_path / "job" / SUSPECTS).read_text() == "image,label\n"
+    assert (tmp_path / "job" / "result.json").read_bytes() == result
+    write_lines(tmp_path / "job" / SUSPECTS, ["image", *listed])
     excluding = dataclasses.replace(config, data=dataclasses.replace(data, exclude=str(tmp_path / "job" / SUSPECTS)))
     tune(workdir, excluding, tmp_path / "second")
     images = [json.loads((tmp_path / name / "config.json").read_text())["examples"] for name in ("job", "second")]

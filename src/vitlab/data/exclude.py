@@ -50,10 +50,13 @@ def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
             f"image a line, as `vitlab duplicates` writes it."
         ) from error
     if Path(path).suffix.lower() == ".csv":
-        table = csv.DictReader(io.StringIO(text, newline=""))
-        if "image" not in (table.fieldnames or ()):
-            raise UserError(f"{path} has no column `image`; its columns are {', '.join(table.fieldnames or ())}.")
-        return list(dict.fromkeys(from_cell(row["image"]) for row in table if row["image"]))
+        try:
+            table = csv.DictReader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
+            if "image" not in (table.fieldnames or ()):
+                raise UserError(f"{path} has no column `image`; its columns are {', '.join(table.fieldnames or ())}.")
+            return list(dict.fromkeys(from_cell(row["image"]) for row in table if row["image"]))
+        except csv.Error as error:
+            raise UserError(f"{path} is not a CSV table ({error}).") from error
     return list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line))
 
 

@@ -27,6 +27,9 @@ from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 
+BY_IMAGE = 2048
+"""Images that are computed before they are written, one file each."""
+
 
 @dataclass(frozen=True)
 class Features:
@@ -74,7 +77,7 @@ def features(
     """
     model = unwrap(model)
     transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
-    if cache is not None and isinstance(dataset, SourceDataset):
+    if cache is not None and augmentation is None and isinstance(dataset, SourceDataset):
         folder = cache / "images" / digest(model, transform, epoch, representation.key if representation else "")
         settings: dict[str, Any] = {"preprocessing": preprocessing, "representation": representation, "world": world}
         return _features_by_image(dataset, folder, lambda missing: features(model, missing, options, **settings))
@@ -109,9 +112,10 @@ def _features_by_image(dataset: SourceDataset, folder: Path, compute: Callable[[
     missing = np.array([row for row, arrays in enumerate(known) if arrays is None], np.int64)
     rows = {row: arrays[0] for row, arrays in enumerate(known) if arrays is not None}
     if len(missing):
-        for row, x in zip(missing.tolist(), compute(dataset.take(missing)).x, strict=True):
-            rows[row] = x
-            write_arrays(paths[row], {"x": x})
+        for part in np.split(missing, range(BY_IMAGE, len(missing), BY_IMAGE)):  # a kill loses one
+            for row, x in zip(part.tolist(), compute(dataset.take(part)).x, strict=True):
+                rows[row] = x
+                write_arrays(paths[row], {"x": x})
     x = np.stack([rows[row] for row in range(len(dataset))])
     return Features(x, dataset.labels, np.arange(len(dataset)), 0)
 

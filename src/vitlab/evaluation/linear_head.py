@@ -168,17 +168,20 @@ def _choose_penalty(
 ) -> LeaveOneOut:
     """The l2, and the scale of the logits, of least loss on the images left out. weights: of their losses."""
     scored = np.arange(len(labels)) if groups is None else np.flatnonzero(groups >= 0)
-    rows = scored if every else scored[:: -(-len(scored) // LOSS_ROWS)]
+    rows = scored[:: -(-len(scored) // LOSS_ROWS)]
     targets = torch.from_numpy(labels[rows])
     counted = None if weights is None else torch.from_numpy(weights[rows])
 
-    def held_out_scores(l2: float) -> Tensor:
-        return torch.from_numpy(ridge.leave_one_out(l2, views, groups)[rows])
+    def left_out_scores(l2: float) -> Tensor:
+        return torch.from_numpy(ridge.leave_one_out(l2, views, groups))
 
-    best = {l2: _best_scale(held_out_scores(l2), targets, counted) for l2 in L2_GRID}
+    best = {l2: _best_scale(left_out_scores(l2)[rows], targets, counted) for l2 in L2_GRID}
     l2 = min(best, key=lambda l2: best[l2][0])
     loss, scale = best[l2]
-    return LeaveOneOut(l2, scale, loss, rows, held_out_scores(l2) * scale, targets, counted)
+    if every:
+        rows, targets = scored, torch.from_numpy(labels[scored])
+        counted = None if weights is None else torch.from_numpy(weights[scored])
+    return LeaveOneOut(l2, scale, loss, rows, left_out_scores(l2)[rows] * scale, targets, counted)
 
 
 def _best_scale(scores: Tensor, targets: Tensor, weights: Tensor | None) -> tuple[float, float]:

@@ -24,6 +24,8 @@ from vitlab.evaluation.calibration import (
 from vitlab.evaluation.multi_label import decide_labels, label_rows, label_summary, mean_average_precision, to_labels
 from vitlab.weights.json_fields import THRESHOLDS
 
+ROWS = 4096
+"""Images whose probabilities are computed at a time."""
 METADATA = ("images", "accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error")
 """The entries of a record that are also metadata of the checkpoint."""
 MULTI_LABEL_METADATA = ("images", "mean_average_precision", "f1", "exact_match")
@@ -84,15 +86,19 @@ class Evaluation:
         """The same with the losses and confidences of divided logits; itself without `logits`."""
         if calibrator is None or self.logits is None:
             return self
-        losses, probabilities = divide_logits(self.logits, self.labels, calibrator.temperature or 1.0)
-        sets = calibrator.sets(probabilities, COVERAGE)
-        covered = float(sets[np.arange(len(sets)), self.labels].mean())
-        size = float(sets.sum(axis=1).mean())
-        record: dict[str, Any] = {"coverage": {"expected": COVERAGE, "measured": covered, "mean_size": size}}
+        losses, confidences, covered, sizes = (np.empty(len(self.labels), np.float32) for _ in range(4))
+        for start in range(0, len(self.labels), ROWS):  # float64 copies of all logits may not fit in memory
+            part = slice(start, start + ROWS)
+            labels = self.labels[part]
+            losses[part], probabilities = divide_logits(self.logits[part], labels, calibrator.temperature or 1.0)
+            sets = calibrator.sets(probabilities, COVERAGE)
+            confidences[part] = probabilities.max(axis=1)
+            covered[part], sizes[part] = sets[np.arange(len(sets)), labels], sets.sum(axis=1)
+        coverage = {"measured": float(covered.mean()), "mean_size": float(sizes.mean())}
+        record: dict[str, Any] = {"coverage": {"expected": COVERAGE} | coverage}
         if calibrator.temperature is not None:
             error = self.calibration.error if len(self.labels) >= MIN_CALIBRATED else None
             record |= {"temperature": calibrator.temperature, "uncalibrated_error": error}
-        confidences = probabilities.max(axis=1)
         given: dict[str, Any] = {"losses": losses, "confidences": confidences, "calibration_record": record}
         return dataclasses.replace(self, calibrator=calibrator, **given)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitlab.data.contents import contents_of, images_below, no_images_error
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError, Levels, decode_image, to_array
+from vitlab.data.decode import ImageError, Levels, decode_image, read_bytes, to_array
 from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
 
@@ -81,17 +81,19 @@ class SourceDataset(Dataset):
     """Name and image."""
 
     @classmethod
-    def of(cls, X: Any, labels: Any = None, classes: tuple[str, ...] = ()) -> "SourceDataset":
+    def of(
+        cls, X: Any, labels: Any = None, classes: tuple[str, ...] = (), levels: Levels | None = None
+    ) -> "SourceDataset":
         """One image in each row of X. Raises UserError for folders and for what is no image."""
         if isinstance(X, (str, Path)) or not hasattr(X, "__len__"):
             raise UserError(f"X is {X!r:.60}; give a list or an array of images: paths, PIL images or pixels.")
         found: list[tuple[str, Any]] = []
         for row, source in enumerate(X):
-            found += find_images([source])
+            found += _expand(source, row)
             if len(found) != row + 1:
                 raise UserError(f"{source!r:.60} is {len(found) - row} images; give one image in each row of X.")
         labels = np.zeros(len(found), np.int64) if labels is None else labels
-        return cls("X", "train", classes or ("image",), labels, sources=found)
+        return cls("X", "train", classes or ("image",), labels, levels=levels, sources=found)
 
     def path(self, index: int) -> str:
         return self.sources[index][0]
@@ -104,15 +106,15 @@ class SourceDataset(Dataset):
         return replace(self, labels=self.labels[indices], sources=[self.sources[index] for index in indices])
 
     def key(self, index: int) -> str:
-        """SHA-256 of the content of an image."""
-        source: Any = self.sources[index][1]
+        """SHA-256 of the content of an image. Raises ImageError."""
+        name, source = self.sources[index]
         if isinstance(source, Path):
-            data = source.read_bytes()
-        elif isinstance(source, Image.Image):
-            data = f"{source.mode} {source.size}".encode() + source.tobytes()
-        else:
-            array = np.asarray(source)
-            data = f"{array.dtype} {array.shape}".encode() + array.tobytes()
+            data = read_bytes(str(source))
+        elif isinstance(source, (bytes, bytearray, memoryview)):
+            data = bytes(source)
+        else:  # PIL images, pixels, open files, addresses: what is read of them
+            pixels = read_image(source, name, self.levels)
+            data = f"{pixels.shape}".encode() + pixels.tobytes()
         return hashlib.sha256(data).hexdigest()
 
 

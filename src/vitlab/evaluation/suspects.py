@@ -22,8 +22,10 @@ from vitlab.errors import UserError
 from vitlab.io import as_cells, from_cell, write_bytes
 
 COLUMNS = ("image", "label", "looks_like", "label_probability", "looks_like_probability", "same_as")
-SAME = 0.995
-"""Cosine of the representations from which on two images are taken for copies."""
+SAME = 0.97
+"""Cosine of the centered representations from which on two images are taken for copies."""
+MAX_COMPARED = 50_000
+"""Most images that are compared with each other."""
 ROWS = 2048
 """Images that are compared with all others at a time."""
 
@@ -66,7 +68,7 @@ def find_suspects(
 ) -> list[Suspect]:
     """The suspects, the most suspect first; with the representations `x`, first the copies with different labels."""
     order, count = rank_suspects(probabilities, labels)
-    copies = {} if x is None else _copies_with_other_labels(x, labels)
+    copies = {} if x is None or len(x) > MAX_COMPARED else _copies_with_other_labels(x, labels)
     first = sorted(copies, key=lambda row: probabilities[row, labels[row]])
     rows = [*first, *(row for row in order[:count].tolist() if row not in copies)]
     others = probabilities.copy()
@@ -83,7 +85,8 @@ def find_suspects(
 
 def _copies_with_other_labels(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"]) -> dict[int, int]:
     """Row -> the most similar row with another label, if the two look the same."""
-    directions = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    centered = x - x.mean(axis=0)
+    directions = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
     copies = {}
     for start in range(0, len(x), ROWS):
         cosines = directions[start : start + ROWS] @ directions.T
@@ -110,7 +113,7 @@ def write_suspects(path: Path, suspects: Sequence[Suspect], names: Sequence[str]
 def read_suspects(path: Path) -> list[dict[str, str]]:
     """The rows of `write_suspects`. Raises UserError for another file."""
     text = path.read_bytes().decode(errors="surrogateescape")
-    header, *rows = csv.reader(io.StringIO(text, newline=""))
+    header, *rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
     if tuple(header) != COLUMNS:
         raise UserError(f"{path} is not a table of suspects: its columns are {', '.join(header)}.")
     return [dict(zip(COLUMNS, map(from_cell, row), strict=True)) for row in rows]

@@ -162,18 +162,22 @@ class FittedHead:
         0). Images of several labels have none."""
         job, fitter = self.fitter.job, self.fitter
         train = job.splits.train
-        if not job.context.world.is_rank_0 or train.label_sets is not None:
+        if not job.context.world.is_rank_0 or train.label_sets is not None or (folder / SUSPECTS).is_file():
             return
         rows = fitter.choose_rows()
         indices, x = fitter.plain.indices[rows], fitter.plain.x[rows]
         labels, classes = train.labels[indices], len(train.classes)
         weights = balanced_weights(labels, classes) if job.config.balance else None
-        fit = leave_one_out(x, labels, classes, left_out_groups(train, indices), weights, every=True)
+        groups = None if train.groups is None else np.unique(train.groups[indices], return_inverse=True)[1]
+        groups = None if groups is None or (groups == groups[0]).all() else groups
+        fit = leave_one_out(x, labels, classes, groups, weights, every=True)
         suspects = find_suspects(fit.logits.softmax(dim=1).numpy(), labels[fit.rows], x[fit.rows])
         names = [image_id(train, index) for index in indices[fit.rows].tolist()]
         write_suspects(folder / SUSPECTS, suspects, names, train.classes)
         if suspects:
-            job.log(f"{len(suspects):,} of {len(names):,} labels are suspect: {folder / SUSPECTS}")
+            job.log(
+                f"labels to check, the most suspect first: {len(suspects):,} of {len(names):,} in {folder / SUSPECTS}"
+            )
 
     def score_held_out(self) -> dict[str, Any]:
         """`summary_metrics` of the head that is fitted without the held-out images, on these."""

@@ -252,7 +252,9 @@ def left_out(task: Task, plan: Plan) -> Iterator[str]:
     if plan.report != "whole" and plan.config.head:
         parts = "the report" if plan.report == "none" else "near-duplicates and files of the figures, in the report"
         seconds = plan.report_seconds("whole")
-        reason = f"it takes {format_duration(seconds)}, more than {REPORT_FRACTION:.0%} of the time"
+        reason = f"it takes {format_duration(seconds)}"
+        if seconds > REPORT_FRACTION * task.budget:
+            reason += f", more than {REPORT_FRACTION:.0%} of the time"
         yield f"left out: {parts} ({reason})" + budget_for(lambda longer: longer.report == "whole")
 
 

@@ -22,7 +22,7 @@ from vitlab.finetuning.choose_readout import saved_choice, with_chosen_readout
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, JobClock
-from vitlab.finetuning.plan import Task, left_out
+from vitlab.finetuning.plan import REPORTS, Task, left_out
 from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.run_job import run_stages, train_and_test
 from vitlab.finetuning.stages import Images, Plan
@@ -37,7 +37,7 @@ from vitlab.runs.cost import ImageCost, measure_cost
 from vitlab.runs.init_from_checkpoint import fingerprint
 from vitlab.runs.run import RunContext, load_reasons
 from vitlab.runs.splits import Splits, drop_unreadable, load_splits, with_measured_range
-from vitlab.train.clock import Clock
+from vitlab.train.clock import PLANNED_FRACTION, Clock
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import check_balance
 from vitlab.train.precision import choose_device
@@ -243,6 +243,8 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     plan = task.plan(job.config, measure(job.config, clock is None))
     images = Images(len(job.splits.train), len(job.splits.test))  # fewer than in `task` if a budget leaves some out
     plan = dataclasses.replace(plan, images=images)
+    if plan.seconds > PLANNED_FRACTION * task.budget:  # chosen with a short report
+        plan = dataclasses.replace(plan, report=task.plan(job.config, plan.cost, REPORTS[1:]).report)
     notes = tuple(left_out(task, plan))
     for line in () if is_resumed else notes:
         job.log(line)

@@ -100,7 +100,8 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     if job.layers is not None:
         record["layers"] = job.layers
     extra = {"alpha": alpha} if runs and head else {}
-    if (threshold := chosen_metrics.get("reject_below")) is not None:
+    is_calibrated = chosen_metrics.get("temperature") in (None, tests[0].get("temperature"))  # not of too many logits
+    if (threshold := chosen_metrics.get("reject_below")) is not None and is_calibrated:
         extra["reject_below"] = threshold
     _save_chosen(folder, chosen, extra)
     return record | summarize(tests, list(runs)) | job.splits.record

@@ -50,7 +50,6 @@ def redraw_positions(model: nn.Module, config: ViTConfig, generator: torch.Gener
 
 
 @torch.no_grad()
-@torch.no_grad()
 def scale_head(model: Any, factor: float) -> None:
     """Multiplies the logits of a model, by its heads' weights and biases."""
     for head in (model.head, getattr(model, "head_distilled", None)):
@@ -59,6 +58,7 @@ def scale_head(model: Any, factor: float) -> None:
             head.bias.mul_(factor)
 
 
+@torch.no_grad()
 def redraw_head(model: nn.Module, std: float, generator: torch.Generator | None = None) -> None:
     """Draws the weights of the head anew, in place, with this standard deviation."""
     for name, parameter in model.named_parameters():

@@ -137,8 +137,11 @@ def classification_loss(
     """
     weights = None
     if class_weights is not None:
-        hot = F.one_hot(targets, logits.shape[1]) if targets.ndim == 1 else targets
-        weights = (hot * class_weights).sum(dim=1, keepdim=True) / hot.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        if targets.ndim == 1:
+            weights = class_weights[targets][:, None]
+        else:
+            weights = (targets * class_weights).sum(dim=1, keepdim=True)
+            weights = weights / targets.sum(dim=1, keepdim=True).clamp(min=1e-6)
     if targets.dtype == torch.bool or (targets.ndim == 1 and kind == "sigmoid"):
         targets = class_targets(targets, logits.shape[1], kind).to(logits.dtype)
     if kind == "softmax":
