@@ -72,21 +72,21 @@ def drawn(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_prediction_sets() -> None:
-    """By a loop: the most probable classes up to the limit, the conformal quantile of the labels' masses."""
+    """By a loop: the most probable classes until their sum exceeds the conformal quantile of the labels' scores."""
     probabilities, labels = drawn(80, seed=0)
     calibrator = Calibrator.fit(np.log(probabilities), labels, temper=False)
     assert calibrator.temperature is None
     masses = []
     for row, label in zip(probabilities, labels, strict=True):
         ranked = sorted(range(6), key=lambda k: -row[k])
-        masses.append(sum(row[k] for k in ranked[: ranked.index(label) + 1]))
+        masses.append(sum(row[k] for k in ranked[: ranked.index(label)]))
     np.testing.assert_allclose(calibrator.masses, sorted(masses), atol=1e-5)
     limit = sorted(masses)[math.ceil(81 * 0.8) - 1]
     assert calibrator.limit(0.8) == pytest.approx(limit, abs=1e-5)
     new, _ = drawn(40, seed=1)
     for row, chosen in zip(new, calibrator.sets(new, 0.8), strict=True):
         ranked = sorted(range(6), key=lambda k: -row[k])
-        expected = [k for number, k in enumerate(ranked) if number == 0 or sum(row[ranked[: number + 1]]) <= limit]
+        expected = [k for number, k in enumerate(ranked) if sum(row[ranked[:number]]) <= limit]
         assert set(np.flatnonzero(chosen)) == set(expected)
     assert calibrator.limit(0.99) == math.inf
     assert calibrator.sets(new, 0.99).all()

@@ -66,8 +66,8 @@ def test_prediction_sets(workdir: Path, images: list[str], tmp_path: Path) -> No
     for prediction in predictions(tmp_path / "model", *images, coverage=0.8):
         assert prediction.labels is not None
         names = [name for name, _ in prediction.top]
-        sums = np.cumsum([share for _, share in prediction.top])
-        assert list(prediction.labels) == names[: max(int((sums <= limit + 1e-5).sum()), 1)]
+        before = np.cumsum([0, *(share for _, share in prediction.top[:-1])])
+        assert list(prediction.labels) == names[: int((before <= limit + 1e-5).sum())]
         assert prediction.describe().startswith(", ".join(prediction.labels))
     for checkpoint, coverage, message in (
         (workdir, 0.8, "no held-out images"),

@@ -77,9 +77,11 @@ def test_numbers_of_a_calibrated_model(folder_run: Path) -> None:
     result["test"] |= {"uncalibrated_error": 0.081, "coverage": coverage}
     (folder_run / "result.json").write_text(json.dumps(result))
     numbers = run_section(Run.read(folder_run)).numbers
-    assert numbers["The same before temperature scaling"] == "8.1%"
-    shown = numbers["Prediction sets for a coverage of 90%"]
-    assert shown == "91.5% have the label; 1.3 classes on average"
+    assert numbers["The same without the temperature"] == "8.1%"
+    assert (numbers["Labels in their 90% prediction sets"], numbers["Classes in the 90% prediction sets"]) == (
+        "91.5%",
+        "1.3",
+    )
 
 
 def test_near_duplicates_of_the_test(folder_run: Path) -> None:

@@ -73,27 +73,28 @@ def choose_temperature(logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray,
     return min(allowed, key=lambda temperature: divide_logits(logits, labels, temperature)[0].mean())
 
 
-def class_masses(probabilities: Float[np.ndarray, "n K"]) -> Float64[np.ndarray, "n K"]:
-    """For each class the probability of it and of all more probable classes of the image."""
+def masses_before(probabilities: Float[np.ndarray, "n K"]) -> Float64[np.ndarray, "n K"]:
+    """For each class the total probability of all more probable classes of the image."""
     order = np.argsort(-probabilities, axis=1, kind="stable")
+    ranked = np.take_along_axis(np.float64(probabilities), order, axis=1)
     masses = np.empty(probabilities.shape)
-    ranked = np.take_along_axis(np.float64(probabilities), order, axis=1).cumsum(axis=1)
-    np.put_along_axis(masses, order, ranked, axis=1)
+    np.put_along_axis(masses, order, ranked.cumsum(axis=1) - ranked, axis=1)
     return masses
 
 
 class Calibrator(NamedTuple):
     """What n held-out images say of a classifier's probabilities: a temperature, and the size of prediction sets.
 
-    A prediction set has the most probable classes up to a total probability, the limit. The limit is such that the sets
-    of the held-out images would have their label in a fraction `coverage`, and so have those of new images of the same
-    kind (split conformal prediction with adaptive sets, Romano et al. 2020, without their randomization).
+    A prediction set has the most probable classes until their total probability exceeds a limit. The limit is such that
+    the sets of the held-out images would have their label in a fraction `coverage`, and so have those of new images of
+    the same kind: split conformal prediction with adaptive sets (Romano et al. 2020). The score of a class leaves its
+    own probability out, which makes the sets smaller.
     """
 
     temperature: float | None
     """What logits are divided by; None: nothing, because their scale is chosen already."""
     masses: Sequence[float]
-    """`class_masses` of the labels of the images, or of MAX_MASSES of them, in increasing order."""
+    """`masses_before` of the labels of the images, or of MAX_MASSES of them, in increasing order."""
 
     @classmethod
     def fit(cls, logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"], temper: bool = True) -> "Calibrator":
@@ -101,19 +102,17 @@ class Calibrator(NamedTuple):
         temperature = choose_temperature(logits, labels) if temper else None
         rows = np.arange(len(labels))[:: -(-len(labels) // MAX_MASSES)]
         _, probabilities = divide_logits(logits[rows], labels[rows], temperature or 1.0)
-        masses = class_masses(probabilities)[np.arange(len(rows)), labels[rows]]
+        masses = masses_before(probabilities)[np.arange(len(rows)), labels[rows]]
         return cls(temperature, np.sort(masses).round(5).tolist())
 
     def limit(self, coverage: float) -> float:
-        """The total probability of a set; infinite if the images are too few for this coverage."""
+        """The largest score in a set; infinite if the images are too few for this coverage."""
         rank = math.ceil((len(self.masses) + 1) * coverage)
         return self.masses[rank - 1] if rank <= len(self.masses) else math.inf
 
     def sets(self, probabilities: Float[np.ndarray, "n K"], coverage: float) -> Bool[np.ndarray, "n K"]:
         """Which classes are in the prediction set of each image; always the most probable one."""
-        chosen = class_masses(probabilities) <= self.limit(coverage) + ROUNDING
-        chosen[np.arange(len(chosen)), probabilities.argmax(axis=1)] = True
-        return chosen
+        return masses_before(probabilities) <= self.limit(coverage) + ROUNDING
 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:

@@ -48,7 +48,7 @@ METRICS = {
     "exact_match": "Images with exactly their labels",
     "balanced_accuracy": "Balanced accuracy",
     "expected_calibration_error": "Expected calibration error",
-    "uncalibrated_error": "The same before temperature scaling",
+    "uncalibrated_error": "The same without the temperature",
 }
 """A metric of the test's record -> its title; these follow the main one."""
 
@@ -118,8 +118,9 @@ def _metrics(run: Run, record: Mapping[str, Any]) -> dict[str, str]:
     present = {title: record[name] for name, title in METRICS.items() if record.get(name) is not None}
     numbers = main | {title: f"{value:.1%}" for title, value in present.items()}
     if coverage := record.get("coverage"):
-        title = f"Prediction sets for a coverage of {coverage['expected']:.0%}"
-        numbers[title] = f"{coverage['measured']:.1%} have the label; {coverage['mean_size']:.1f} classes on average"
+        kind = f"{coverage['expected']:.0%} prediction sets"
+        numbers[f"Labels in their {kind}"] = f"{coverage['measured']:.1%}"
+        numbers[f"Classes in the {kind}"] = f"{coverage['mean_size']:.1f}"
     return numbers
 
 
