@@ -223,7 +223,7 @@ def _suspect_images(run: Run, suspects: Sequence[Mapping[str, str]]) -> list[Pag
         with contextlib.suppress(KeyError, ImageError):
             pixels = encode(fit(train.image(indices[row["image"]]), 192))
             caption = f"label {label}\nlooks like {other} ({chance:.0%}){same}\n{row['image']}"
-            shown.append(PageImage(pixels, f"A training image with the label {label}.", 96, caption))
+            shown.append(PageImage(pixels, f"A training image with the label {label}.", 150, caption))
     return shown
 
 
