@@ -118,7 +118,9 @@ class ViTClassifier(ClassifierMixin, ViTFeatures):
         super().__init__(checkpoint, **options, precision=precision, device=device, batch_size=batch_size)
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> "ViTClassifier":
+    def fit(self, X: Any, y: Any = None) -> "ViTClassifier":
+        if y is None:
+            raise UserError("a classifier is fitted to labels: call fit(X, y).")
         check_consistent_length(X, y)
         self.classes_, labels = np.unique(column_or_1d(y), return_inverse=True)
         if len(self.classes_) < 2:

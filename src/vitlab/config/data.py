@@ -92,7 +92,8 @@ class DataConfig(ReadConfig):
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real with missing images; the result says so."""
     exclude: str | None = None
-    """A list of images to exclude from the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
+    """A list of images to exclude from the training split: `exclude.txt` of `vitlab duplicates`, or a table with a
+    column `image`, such as the `suspects.csv` of a job."""
     subset_fraction: Fraction | None = None
     """Fraction of each class of the training split to train on; a smaller subset is contained in every larger one."""
     subset_seed: Seed | None = None

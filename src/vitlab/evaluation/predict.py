@@ -101,7 +101,10 @@ def predict(
         )
     if reject_below == "auto":
         reject_below = _stored_rejection(loaded.metadata, str(checkpoint))
-    calibrator = None if coverage is None else _stored_calibrator(loaded.metadata, str(checkpoint), coverage)
+    prediction_sets = None
+    if coverage is not None:
+        calibrator = _stored_calibrator(loaded.metadata, str(checkpoint), coverage)
+        prediction_sets = functools.partial(calibrator.sets, coverage=coverage)
     images = find_images(sources)
     if isinstance(sources, Sequence):
         images = list(images)  # raises before any work
@@ -115,7 +118,6 @@ def predict(
         log(f"thresholds of the labels: {describe_thresholds(thresholds)}")
     if "classes" not in loaded.metadata and names[0] != "0":
         log(f"classes: ImageNet's {len(names):,}, because the checkpoint names none and has as many outputs")
-    prediction_sets = None if calibrator is None else functools.partial(calibrator.sets, coverage=coverage)
     predict_batch = functools.partial(_predict_batch, loaded, top, reject_below or 0.0, thresholds, prediction_sets)
     batch: list[tuple[str, Tensor]] = []
     for path, image in _prepare(loaded, images):

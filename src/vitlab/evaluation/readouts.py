@@ -139,7 +139,7 @@ def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = Fal
         pools = ("token", "gap", "token+gap") if config.position_at == "stem" else ("token", "token+gap")
     depths = sorted({max(round(fraction * config.depth), 1) for fraction in FRACTIONS})
     own = Readout(config.depth, config.pool)
-    wanted = [each for each in pools if pool in (None, each)]
+    wanted: list[Pool] = [each for each in pools if pool in (None, each)]
     readouts = [Readout(depth, each) for depth in depths for each in wanted]
     if joined and config.depth > 1:
         readouts = [*(Readout(config.depth, each, min(LAST_BLOCKS, config.depth)) for each in wanted), *readouts]
