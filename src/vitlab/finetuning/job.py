@@ -91,9 +91,10 @@ class JobClock:
         if (plan := self.plan) is None or self.budget is None:
             return None
         step_seconds = plan.config.batch_size * plan.cost.train(plan.config.model)
-        after = later * plan.seconds_of(stage) + plan.seconds_after(stage)
+        trainings = later * plan.seconds_of(stage) + (plan.seconds_of("final") if stage == "sweep" else 0.0)
+        after = later * plan.seconds_of(stage) + plan.seconds_after(stage) - trainings
         after -= max(plan.seconds_of("report") - plan.report_seconds("short"), 0.0)  # `report` decides at the end
-        return TimeLimit(self.budget, step_seconds, after)
+        return TimeLimit(self.budget, step_seconds, after, trainings)
 
     def _save(self) -> None:
         if self._folder is None or not self._folder.writes or self.plan is None or self.budget is None:

@@ -1,13 +1,13 @@
 """A time budget: what is left of it, and how many steps of a training fit.
 
 A plan is made before the work. The clock is asked again while it runs: where the machine is slower than planned, the
-training is shortened, and lengthened again, up to its plan, where that was for a while. The learning rate follows the
-fraction of the training that is done, so the schedule still reaches its end. Every change is an event in the state of
-the run (`Schedule.changes`), which a resumed run reads from its checkpoint.
+training is shortened. The learning rate follows the fraction of the training that is done, so the schedule still
+reaches its end. Every change is an event in the state of the run (`Schedule.changes`), which a resumed run reads from
+its checkpoint.
 
     clock = Clock(600.0)
     limit = TimeLimit(clock, step_seconds=0.5, after=60.0)
-    limit.update(step=100, total=900, planned=900)  # 900, or as many as end 60 seconds before the budget does
+    limit.update(step=100, total=900)  # 900, or as many as end 60 seconds before the budget does
 """
 
 import statistics
@@ -21,8 +21,6 @@ PLANNED_FRACTION = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MARGIN = 0.95
 """Fraction of the fitting steps that a shortened training takes, so that the next step does not shorten it again."""
-RECOVERY = 1.25
-"""A shortened training is lengthened where so many times its remaining steps fit."""
 WINDOW = 5
 """Last steps whose median duration counts."""
 MIN_TIMED = 3
@@ -60,24 +58,24 @@ class TimeLimit:
     """Planned duration of a step."""
     after: float
     """Planned seconds of the work that follows the last step; a slow machine is expected to be slow there, too."""
+    later: float = 0.0
+    """Planned seconds of trainings that follow, which lose as large a fraction of their steps as this one."""
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _last: float | None = None
 
-    def update(self, step: int, total: int, planned: int) -> int:
-        """Times the last step, and returns how many steps the training takes in all: `total` as before, fewer where
-        they do not fit, more where it was shortened and they do; at least one more than `step`. Called before each
-        step."""
+    def update(self, step: int, total: int) -> int:
+        """Times the last step, and returns how many steps fit in all: at most `total`, and at least one more than
+        `step`. Called before each step."""
         now = time.monotonic()
         if self._last is not None:
             self._times.append(now - self._last)
         self._last = now
         seconds = statistics.median(self._times) if len(self._times) >= MIN_TIMED else self.step_seconds
         self.clock.compare(self.step_seconds, seconds)
-        fitting = (self.clock.left() - self.clock.slowdown * self.after) / seconds
-        if fitting < total - step:
-            return step + max(int(MARGIN * fitting), 1)
-        longer = min(step + int(MARGIN * fitting), planned)
-        return longer if longer - step > RECOVERY * (total - step) else total
+        remaining = (total - step) * self.step_seconds
+        share = remaining / (remaining + self.later) if self.later else 1.0
+        fitting = share * (self.clock.left() - self.clock.slowdown * self.after) / seconds
+        return total if fitting >= total - step else step + max(int(MARGIN * fitting), 1)
 
 
 @dataclass
@@ -97,7 +95,7 @@ class Schedule:
 
     def fitting(self, step: int) -> int:
         """Total steps that fit the time limit, after `step` steps."""
-        return self.total if self.limit is None else self.limit.update(step, self.total, self.planned)
+        return self.total if self.limit is None else self.limit.update(step, self.total)
 
     def position(self, step: int) -> float:
         """The planned step with the learning rate of `step`: after a change the same fraction of the rest is done.

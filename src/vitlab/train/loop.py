@@ -99,7 +99,7 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
         # From here on these are sums over all ranks, so that all stop at the same step. The host waits here, and in
         # `should_continue` between micro-batches.
         stopping, images, skipped, fitting = world.all_reduce(run.stop.is_set(), images, skipped, fitting)
-        run.change_length(fitting)
+        run.shorten(fitting)
         lr = learning_rate(config.optim, run.schedule.position(state.step), run.schedule.planned)
         if stopping or batch is None:
             run.save_and_stop()
@@ -175,13 +175,12 @@ class _Run:
         compiling = f"; compiling, which takes {duration} ..." if self.config.compile else ""
         say(f"{state.weights.precision} on {self.device}{processes}{compiling}")
 
-    def change_length(self, total: int) -> None:
-        """Ends the run after `total` steps, if these are others than before."""
-        if total != (before := self.schedule.total):
+    def shorten(self, total: int) -> None:
+        """Ends the run after `total` steps, if these are fewer than planned."""
+        if total < (planned := self.schedule.total):
             self.schedule.changes.append((self.state.step, total))
             self.progress.total = total
-            why = "slower than planned" if total < before else "faster again"
-            self.progress.say(f"the machine is {why}: {total} steps instead of {before}")
+            self.progress.say(f"the machine is slower than planned: {total} steps instead of {planned}")
 
     def start_clock(self) -> None:
         """Measures speed from here on."""
