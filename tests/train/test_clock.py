@@ -65,7 +65,7 @@ def test_trainings_that_follow_lose_the_same_fraction(time: Time) -> None:
 
 def test_at_least_one_more_step() -> None:
     over = Clock(10.0, started=-1e9)
-    assert TimeLimit(over, 1.0, 0.0).update(step=7, total=100) == 8
+    assert TimeLimit(over, 1.0, 0.0).update(step=7, total=100, planned_rest=93.0) == 8
     assert over.left() < 0
 
 

@@ -243,7 +243,7 @@ def test_a_crash_leaves_no_trace(tmp_path: Path, straight: tuple[Weights, bytes]
 class Scripted(TimeLimit):
     """A limit that finds at step 3 that two more steps fit."""
 
-    def update(self, step: int, total: int) -> int:
+    def update(self, step: int, total: int, planned_rest: float) -> int:
         return 5 if step == 3 else total
 
 

@@ -7,7 +7,7 @@ its checkpoint.
 
     clock = Clock(600.0)
     limit = TimeLimit(clock, step_seconds=0.5, after=60.0)
-    limit.update(step=100, total=900)  # 900, or as many as end 60 seconds before the budget does
+    limit.update(step=100, total=900, planned_rest=800.0)  # 900, or as many as end 60 seconds before the budget does
 """
 
 import statistics
@@ -63,17 +63,17 @@ class TimeLimit:
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _last: float | None = None
 
-    def update(self, step: int, total: int) -> int:
+    def update(self, step: int, total: int, planned_rest: float) -> int:
         """Times the last step, and returns how many steps fit in all: at most `total`, and at least one more than
-        `step`. Called before each step."""
+        `step`. Called before each step. planned_rest: steps of the plan that are not done yet."""
         now = time.monotonic()
         if self._last is not None:
             self._times.append(now - self._last)
         self._last = now
         seconds = statistics.median(self._times) if len(self._times) >= MIN_TIMED else self.step_seconds
         self.clock.compare(self.step_seconds, seconds)
-        remaining = (total - step) * self.step_seconds
-        share = remaining / (remaining + self.later) if self.later else 1.0
+        rest = planned_rest * self.step_seconds
+        share = rest / (rest + self.later) if self.later else 1.0
         fitting = share * (self.clock.left() - self.clock.slowdown * self.after) / seconds
         return total if fitting >= total - step else step + max(int(MARGIN * fitting), 1)
 
@@ -95,7 +95,11 @@ class Schedule:
 
     def fitting(self, step: int) -> int:
         """Total steps that fit the time limit, after `step` steps."""
-        return self.total if self.limit is None else self.limit.update(step, self.total)
+        return (
+            self.total
+            if self.limit is None
+            else self.limit.update(step, self.total, self.planned - self.position(step))
+        )
 
     def position(self, step: int) -> float:
         """The planned step with the learning rate of `step`: after a change the same fraction of the rest is done.
