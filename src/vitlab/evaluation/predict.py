@@ -86,12 +86,7 @@ def predict(
     `reject_below` and `coverage` with several labels, for a `coverage` without held-out images, and for missing paths
     and invalid arrays, unless they come from an iterator.
     """
-    if top < 1:
-        raise UserError(f"top is {top}; give at least 1.")
-    if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
-        raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
-    if coverage is not None and not 0 < coverage < 1:
-        raise UserError(f"coverage is {coverage}; give a fraction between 0 and 1, such as 0.9.")
+    _check_numbers(top, reject_below, coverage)
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
     multi_label = bool(loaded.metadata.get("multi_label"))
     if multi_label and reject_below is not None:
@@ -131,6 +126,16 @@ def predict(
             yield from predict_batch(batch)
             batch = []
     yield from predict_batch(batch)
+
+
+def _check_numbers(top: int, reject_below: float | Literal["auto"] | None, coverage: float | None) -> None:
+    """Raises UserError for a number that is not possible."""
+    if top < 1:
+        raise UserError(f"top is {top}; give at least 1.")
+    if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
+        raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
+    if coverage is not None and not 0 < coverage < 1:
+        raise UserError(f"coverage is {coverage}; give a fraction between 0 and 1, such as 0.9.")
 
 
 def _prepare(
