@@ -32,7 +32,7 @@ from vitlab.weights.recommended import DEFAULT
 
 @functools.lru_cache(maxsize=4)
 def _load(checkpoint: str | Path, options: FeatureOptions, changed: int) -> FrozenModel:
-    """`changed`: when the files of the checkpoint were."""
+    """The checkpoint, kept for later calls. changed: when its files were last changed, so that new ones are loaded."""
     return FrozenModel.load(checkpoint, options, None, lambda _: None, SINGLE)
 
 
@@ -59,16 +59,18 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.precision, self.device, self.batch_size = precision, device, batch_size
 
     def fit(self, X: Any, y: Any = None) -> "ViTFeatures":
-        """Loads the checkpoint; with `layer="auto"` chooses the block and the pooling by the labels y."""
+        """Loads the checkpoint; `layer="auto"` chooses block and pooling by the labels y. Raises UserError without
+        them."""
         names = ("layer", "pool", "image_size", "precision", "device", "batch_size")
         options = FeatureOptions(**{name: getattr(self, name) for name in names})
         if self.layer == "auto":
             if y is None:
                 raise UserError("layer='auto' chooses by the labels; call fit(X, y), or give a layer.")
+            check_consistent_length(X, y)
             classes, labels = np.unique(column_or_1d(y), return_inverse=True)
             model = self._model(options)
             images = SourceDataset.of(X, labels, tuple(map(str, classes)), model.preprocessing.range)
-            options = model.at_best_readout(images).options
+            options = model.at_best_readout(images).options  # `_load` shares the model with clones
         self.options_ = options
         self._n_features_out = self._model(options).width
         return self

@@ -79,6 +79,16 @@ def test_the_last_four_blocks(spoiled: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in given["cache"].iterdir()) == cached
 
 
+def test_what_is_not_compiled(spoiled: Path, tmp_path: Path) -> None:
+    """Is an error, before any work."""
+    options = dataclasses.replace(CPU, compile=True)
+    with pytest.raises(UserError, match="layer='last4'"):
+        probe_checkpoint(spoiled, "digits", "knn", options=dataclasses.replace(options, layer="last4"), cache=tmp_path)
+    with pytest.raises(UserError, match="layer='auto'"):
+        auto = dataclasses.replace(options, layer="auto")
+        fewshot_checkpoint(spoiled, ["digits"], FewShotProtocol(shots=(5,)), options=auto, cache=tmp_path)
+
+
 def test_another_size(spoiled: Path, tmp_path: Path) -> None:
     """The positions are interpolated before the class token becomes a register."""
     options = dataclasses.replace(CPU, layer=4, pool="gap", image_size=12)

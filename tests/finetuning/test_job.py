@@ -101,7 +101,7 @@ def test_where_all_fits_nothing_changes(
 def test_the_head_alone(
     workdir: Path, one_rate: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    time_is_over_after(monkeypatch, FittedHead, "describe")
+    time_is_over_after(monkeypatch, FittedHead, "log_metrics")
     done = tune(workdir, one_rate, tmp_path / "out", budget=600.0, open_settings=OPEN)
     assert (done.result["left_out"], done.result["chosen"], done.result["sweep"]) == (["fine-tuning"], "linear", [])
     assert "fine-tuning" in done.summary()

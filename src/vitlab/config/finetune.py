@@ -91,7 +91,7 @@ class FinetuneConfig(TrainConfig):
         return self.learning_rates if len(self.learning_rates) > 1 or (self.head and self.runs) else ()
 
     def single(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
-        """One of its runs, at the rate `lr` (`optim.lr` unless given) and with `seed` (its own unless given)."""
+        """One of its runs, at the rate `lr` (default: `optim.lr`) and with `seed` (default: its own)."""
         settings = {item.name: getattr(self, item.name) for item in fields(TrainConfig)}
         optim = self.optim if lr is None else replace(self.optim, lr=lr)
         return TrainConfig(**settings | {"optim": optim, "seed": self.seed if seed is None else seed})

@@ -44,8 +44,8 @@ Levels = tuple[int, int]  # the values of an image file that are black and white
 _BITS, _PHOTOMETRIC, _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 274, 322, 323  # TIFF tags
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
 # What Pillow's readers raise on corrupt data:
-_CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
-_CORRUPT += _EXIF_ERRORS
+CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
+CORRUPT += _EXIF_ERRORS
 
 
 class ImageError(UserError):
@@ -111,7 +111,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, levels: Levels 
         raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)}){hint}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(path, f"more than the {limits.MAX_PIXELS:,} pixels allowed: {error}") from None
-    except _CORRUPT as error:
+    except CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
 

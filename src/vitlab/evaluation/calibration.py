@@ -17,8 +17,9 @@ TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-8, 17))
 MAX_MASSES = 1_000
 """Most held-out images that choose the size of prediction sets."""
 ROUNDING = 1e-5
+"""Tolerance of the limit: `Calibrator.masses` are rounded to five decimals."""
 COVERAGE = 0.9
-"""Of the prediction sets that a test counts."""
+"""Expected coverage of the prediction sets that are counted in a test."""
 
 
 class Calibration(NamedTuple):
@@ -83,22 +84,22 @@ def masses_before(probabilities: Float[np.ndarray, "n K"]) -> Float64[np.ndarray
 
 
 class Calibrator(NamedTuple):
-    """What n held-out images say of a classifier's probabilities: a temperature, and the size of prediction sets.
+    """A temperature and the size of prediction sets, fitted to a classifier's outputs for n held-out images.
 
     A prediction set has the most probable classes until their total probability exceeds a limit. The limit is such that
     the sets of the held-out images would have their label in a fraction `coverage`, and so have those of new images of
-    the same kind: split conformal prediction with adaptive sets (Romano et al. 2020). The score of a class leaves its
-    own probability out, which makes the sets smaller.
+    the same kind: split conformal prediction with adaptive sets (Romano et al. 2020). The score of a class is its
+    `masses_before`, without its own probability, which makes the sets smaller.
     """
 
     temperature: float | None
-    """What logits are divided by; None: nothing, because their scale is chosen already."""
+    """Divisor of the logits; None if their scale is chosen already."""
     masses: Sequence[float]
     """`masses_before` of the labels of the images, or of MAX_MASSES of them, in increasing order."""
 
     @classmethod
     def fit(cls, logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"], temper: bool = True) -> "Calibrator":
-        """temper: whether to choose a temperature."""
+        """The calibrator for these held-out logits. temper: whether to choose a temperature."""
         temperature = choose_temperature(logits, labels) if temper else None
         rows = np.arange(len(labels))[:: -(-len(labels) // MAX_MASSES)]
         _, probabilities = divide_logits(logits[rows], labels[rows], temperature or 1.0)

@@ -35,15 +35,17 @@ def fewshot_checkpoint(
 ) -> dict[str, Any]:
     """Few-shot accuracies of a checkpoint, as plain data: a row for every number of shots and data set.
 
-    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` have fewer
-    images than shots and give all of them. Of several l2 one is chosen for each number of shots, by its rank over the
-    data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`; features are cached in
-    `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises UserError for bad settings,
-    data or weights.
+    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` is the number
+    of classes with fewer images than shots, which give all of them. Of several l2 one is chosen for each number of
+    shots, by its rank over the data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`;
+    features are cached in `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises
+    UserError for bad settings, data or weights.
     """
     if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
         counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
         raise UserError(f"leave_self_out chooses between several l2 by the other data sets; there are {counts}.")
+    if options.compile and options.layer == "auto":
+        raise UserError("compile=True has no effect with layer='auto' in few-shot evaluation; leave one of them out.")
     if out is not None and out.is_dir():
         raise UserError(f"{out} is a folder; give the name of a file.")
     for name in datasets:
@@ -80,17 +82,18 @@ def fewshot_checkpoint(
 
 
 class _Evaluated(NamedTuple):
-    """A checkpoint on a data set, by shots."""
+    """The results of a checkpoint on a data set. The keys are numbers of shots."""
 
     accuracies: dict[int, Float[np.ndarray, "S L"]]
-    """Of S samples with L penalties."""
+    """Test accuracies of S samples with L penalties."""
     skipped: int
     """Unreadable images."""
     represented: dict[int, dict[str, Any]]
-    """What represents an image."""
+    """What represents an image, as entries of a row: one for all samples, or under `layers` one for each sample."""
 
 
 def _evaluate(frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]) -> _Evaluated:
+    """The accuracies of all samples. With `layer="auto"` each sample chooses its representation."""
     choose = frozen.options.layer == "auto"
     readouts = candidates(frozen.model.config, frozen.options.pool, joined=True) if choose else ()
     if not readouts:

@@ -58,6 +58,8 @@ class FrozenModel:
     ) -> "FrozenModel":
         """Loads a checkpoint, and logs how images are prepared. cache: folder of features (default: in the user's
         cache)."""
+        if options.compile and options.layer == "last4":
+            raise UserError("compile=True has no effect with layer='last4'; leave one of the two out.")
         frozen = cls._load(checkpoint, options, cache or downloads.cache_folder() / "features", log, world)
         log(f"images: {frozen.preprocessing.describe()}")
         return frozen
@@ -67,7 +69,7 @@ class FrozenModel:
         cls, checkpoint: str | Path, options: FeatureOptions, cache: Path, log: Log, world: World
     ) -> "FrozenModel":
         """`load` without the log line."""
-        compiled = options.compile and not isinstance(options.layer, str)  # `get_intermediate_layers` is not
+        compiled = options.compile and not isinstance(options.layer, str)  # `get_intermediate_layers` is never compiled
         loaded = load_for_evaluation(checkpoint, options, pack=not compiled, adaptation=options.adaptation, world=world)
         if compiled:
             compile_inference(loaded.model, options.batch_size, log)
@@ -84,7 +86,7 @@ class FrozenModel:
 
     @property
     def width(self) -> int:
-        """Numbers in a representation."""
+        """Dimensions of a representation."""
         config = self.model.config
         if self.readout is None or not isinstance(config, ViTConfig):
             return config.num_features
@@ -138,8 +140,8 @@ def write_features(
 
     `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] with several labels per image) and
     `classes` [K]; `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and
-    `features`. Returns the numbers of images and of what is in a representation. Raises UserError for another suffix,
-    and for bad settings, data or weights.
+    `features`. Returns `out`, the numbers of images, skipped images and dimensions, and `to_record`. Raises UserError
+    for another suffix, and for bad settings, data or weights.
     """
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")

@@ -37,14 +37,14 @@ FRACTIONS = (1 / 2, 2 / 3, 5 / 6, 1)
 LAST_BLOCKS = 4
 """Last blocks that are joined, as in the linear evaluation of DINOv2."""
 MAX_IMAGES, MIN_IMAGES = 1_000, 30
-"""Most and fewest training images for the choice; at least two of each class, if that is more."""
+"""Most and fewest training images for the choice; at least two per class on average, if that is more."""
 
 
 class Readout(NamedTuple):
     """A representation: the first `depth` blocks, then the last LayerNorm, then `pool`.
 
     With `joined` above 1 it has the class tokens of so many blocks, the last at `depth`, and the mean over the patches
-    of the last (`token+gap`); or, with `gap`, the means of all. No model that is cut gives it.
+    of the last (`token+gap`); or, with `gap`, the means of all. No single cut model computes that: it has no `config`.
     """
 
     depth: int
@@ -125,10 +125,11 @@ class ReadoutChoice:
 
 
 def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = False) -> tuple[Readout, ...]:
-    """The representations to compare, the model's own last; with `pool`, only those.
+    """The representations to compare, the model's own last. pool: only those with this pooling. joined: also those of
+    the last four blocks together.
 
-    joined: also those of the last four blocks together. Empty for models that have no other: ResNets, distilled ones,
-    and those with a layer before the head, attention pooling or a LayerNorm after the mean.
+    Empty for models that have no other: ResNets, distilled ones, and those with a layer before the head, attention
+    pooling or a LayerNorm after the mean.
     """
     if not isinstance(config, ViTConfig) or config.pool == "map" or config.representation_size:
         return ()
@@ -147,10 +148,10 @@ def candidates(config: ModelConfig, pool: Pool | None = None, joined: bool = Fal
 
 
 def last_blocks(config: ModelConfig) -> Readout:
-    """The last four blocks together, in the pooling of the model. Raises UserError for a model that has no blocks."""
+    """The last four blocks together, in the pooling of the model. Raises UserError for a model without `candidates`."""
     own = candidates(config)[-1:]
     if not own:
-        raise UserError("layer='last4' joins tokens after the last LayerNorm, which this model does not read; omit it.")
+        raise UserError("layer='last4' joins tokens after the last LayerNorm, which this model cannot; leave it out.")
     return own[0]._replace(joined=min(LAST_BLOCKS, own[0].depth))
 
 
@@ -160,8 +161,8 @@ def images_to_choose(num_classes: int) -> int:
 
 
 def is_enough(images: int, num_classes: int, groups: Int[np.ndarray, " n"] | None = None) -> bool:
-    """Whether the choice can be made: at most MAX_CLASSES classes, two images of each, MIN_IMAGES images, and two
-    groups or more.
+    """Whether the choice can be made: at most MAX_CLASSES classes, two images per class on average, MIN_IMAGES
+    images, and two groups or more.
 
     groups: as in `Ridge.leave_one_out`, whose images with a negative group are never left out.
     """
@@ -246,7 +247,7 @@ def compare_readouts(
     groups: Int[np.ndarray, " n"] | None = None,
     class_weights: Float[np.ndarray, " K"] | None = None,
 ) -> ReadoutChoice:
-    """Fits the head to each of these representations of the same images; the model's own is the last.
+    """The choice between these representations of the same images, by a head fitted to each; the model's own is last.
 
     groups, class_weights: as in `least_squares_head`.
     """

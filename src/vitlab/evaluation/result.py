@@ -64,7 +64,7 @@ class Evaluation:
     left_out: int = 0
     """Images of the source that have no label among the classes."""
     full_size: int | None = None
-    """Images of the complete split, if the data set lacks some of them."""
+    """Images of the complete split, if some are missing in the data set."""
     computed_in: str = "float32"
     """Type of the model's weights."""
     scores: Float[np.ndarray, "n K"] | None = None
@@ -77,13 +77,13 @@ class Evaluation:
     logits: Float[np.ndarray, "n K"] | None = None
     """Of images with one label, if they are kept; not divided by a temperature. Not in `predictions.csv`."""
     calibrator: Calibrator | None = None
-    """Whose temperature `losses` and `confidences` have."""
+    """What `losses` and `confidences` were calibrated by; None: they are of the plain logits."""
     calibration_record: Mapping[str, Any] = field(default_factory=dict)
     """temperature: the divisor of the logits. uncalibrated_error: the expected calibration error without it.
-    coverage: how many of the prediction sets have the label, and their mean size."""
+    coverage: the expected and the measured fraction of prediction sets with the label, and their mean size."""
 
     def with_calibrator(self, calibrator: Calibrator | None) -> "Evaluation":
-        """The same with the losses and confidences of divided logits; itself without `logits`."""
+        """The same with the losses and confidences of divided logits; unchanged if `calibrator` or `logits` is None."""
         if calibrator is None or self.logits is None:
             return self
         losses, confidences, covered, sizes = (np.empty(len(self.labels), np.float32) for _ in range(4))
@@ -103,7 +103,7 @@ class Evaluation:
         return dataclasses.replace(self, calibrator=calibrator, **given)
 
     def with_thresholds(self, thresholds: Sequence[float] | None) -> "Evaluation":
-        """The same with the labels that these thresholds set; itself without `scores`."""
+        """The same with the labels that these thresholds set; unchanged if `scores` is None."""
         if self.scores is None:
             return self
         predicted = decide_labels(torch.from_numpy(self.scores), thresholds).numpy()

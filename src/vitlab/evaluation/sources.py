@@ -4,7 +4,6 @@ import glob
 import hashlib
 import io
 import re
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +16,13 @@ from torch import Tensor
 
 from vitlab.data.contents import contents_of, images_below, no_images_error
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError, Levels, decode_image, read_bytes, to_array
+from vitlab.data.decode import CORRUPT, ImageError, Levels, decode_image, read_bytes, to_array
 from vitlab.data.downloads import check_address, read_url
 from vitlab.errors import UserError, quoted
 
 MAX_BYTES = 50 * 2**20
 """Largest downloaded image."""
 ADDRESS = re.compile(r"[a-z0-9]+://")
-PILLOW_ERRORS = (OSError, SyntaxError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, struct.error)
-"""What an opened image raises when its pixels are read."""
 ImageSource = str | Path | bytes | bytearray | memoryview | io.IOBase | Image.Image | np.ndarray | Tensor
 """Images in RGB. A path of a file, of a folder (searched recursively), or a pattern such as `photos/*.jpg`; an address
 such as https://HOST/IMAGE; an encoded file as bytes or opened in binary mode; a PIL image; uint8 pixels [H, W, 3],
@@ -37,8 +34,8 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, ImageSour
     """Name and source of each image in `sources`, for `read_image`; nothing is decoded. Those in memory are called
     `image N` by their position.
 
-    Raises UserError for what is not there or not an image, and for nothing at all. With an iterator, from which images
-    come one by one, the error replaces the image.
+    Raises UserError for a missing file, for what is not an image, and if there are no sources. With an iterator, from
+    which images come one by one, the error replaces the image.
     """
     count = 0
     for source in sources:
@@ -63,7 +60,7 @@ def read_image(source: ImageSource | UserError, name: str, levels: Levels | None
             return to_array(Image.fromarray(source) if isinstance(source, np.ndarray) else source, name, levels)
         except ImageError:
             raise
-        except PILLOW_ERRORS as error:
+        except CORRUPT as error:  # what reading the pixels of an opened image raises
             raise ImageError(name, f"corrupt or truncated ({error})") from error
     data: Any = _download(source) if isinstance(source, str) else source
     if isinstance(source, io.IOBase):
@@ -84,7 +81,8 @@ class SourceDataset(Dataset):
     def of(
         cls, X: Any, labels: Any = None, classes: tuple[str, ...] = (), levels: Levels | None = None
     ) -> "SourceDataset":
-        """One image in each row of X. Raises UserError for folders and for what is no image."""
+        """A data set with one image for each row of X. labels: default all 0. Raises UserError for folders, and for
+        what is not an image."""
         if isinstance(X, (str, Path)) or not hasattr(X, "__len__"):
             raise UserError(f"X is {X!r:.60}; give a list or an array of images: paths, PIL images or pixels.")
         found: list[tuple[str, Any]] = []
@@ -179,7 +177,7 @@ def _pixels(values: np.ndarray | Tensor, name: str) -> Iterable[np.ndarray]:
     channels = values.shape[-1] if values.ndim > 2 else 1
     if values.dtype != np.uint8 or values.ndim not in (2, 3, 4) or channels not in (1, 3, 4) or not values.size:
         raise UserError(
-            f"{given}; give uint8 [height, width, 3] in RGB, or a tensor [3, height, width], none of them 0."
+            f"{given}; give uint8 [height, width, 3] in RGB, or a tensor [3, height, width], with no dimension 0."
         )
     if channels == 1 and values.ndim > 2:
         values = values[..., 0]

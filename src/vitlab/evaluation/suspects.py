@@ -23,7 +23,7 @@ from vitlab.io import as_cells, from_cell, write_bytes
 
 COLUMNS = ("image", "label", "looks_like", "label_probability", "looks_like_probability", "same_as")
 SAME = 0.97
-"""Cosine of the centered representations from which on two images are taken for copies."""
+"""Smallest cosine of the centered representations of two images that count as copies."""
 MAX_COMPARED = 50_000
 """Most images that are compared with each other."""
 ROWS = 2048
@@ -46,7 +46,10 @@ class Suspect(NamedTuple):
 def rank_suspects(
     probabilities: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " n"], int]:
-    """All images, the most suspect first, and how many of them are suspects: none whose label is the most probable."""
+    """All images, the most suspect first, and the estimated number of suspects among them.
+
+    An image whose label is its most probable class comes after all others, and is never a suspect.
+    """
     images, classes = probabilities.shape
     own, counts = probabilities[np.arange(images), labels], np.bincount(labels, minlength=classes)
     sums = np.bincount(labels, weights=own, minlength=classes)
@@ -54,7 +57,7 @@ def rank_suspects(
     confident = np.where(probabilities >= thresholds, probabilities, -np.inf)
     known = np.flatnonzero(confident.max(axis=1) > -np.inf)
     is_other = confident.max(axis=1) > confident[np.arange(images), labels]
-    # Of a class, the images that are confidently of any stand for all.
+    # Images that are confidently of no class are assumed to be wrong as often as the others of their label.
     of_class, wrong = (np.bincount(labels[rows], minlength=classes) for rows in (known, known[is_other[known]]))
     estimate = np.divide(wrong * counts, of_class, out=np.zeros(classes), where=of_class > 0).sum()
     could_be = own < probabilities.max(axis=1)

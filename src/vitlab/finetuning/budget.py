@@ -40,7 +40,7 @@ def fit_budget(task: Task, measure: Measure, left: Callable[[], float], head_los
     """
     sizes = task.sizes
     costs = _Costs(measure, left, left() - MEASURED_FRACTION * task.budget)
-    costs.measure_at(sizes[3 * len(sizes) // 4], train=False)  # a small size, which is measured fast
+    costs.measure_at(task.small_config, train=False)
     plan = costs.choose_and_measure(task)
     if head_loss is None or "runs" not in task.open_settings or len(sizes) == 1:
         return plan

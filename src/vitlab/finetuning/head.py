@@ -41,7 +41,7 @@ from vitlab.train.run_files import SUSPECTS
 from vitlab.train.workdir import Workdir
 
 UNEQUAL = 3
-"""With a larger ratio of the largest class to the smallest the job says what `--balance` changes."""
+"""With a larger ratio of the largest class to the smallest the job logs what `--balance` changes."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class HeadFitter:
         `hold_out_indices`.
 
         If the user has a val split, l2 and the scale of the logits are chosen on it, although `indices` exclude it:
-        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights. balance: as in the
-        job unless given.
+        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights. balance: default
+        as in the job.
         """
         train, world = self.job.splits.train, self.job.context.world
         val_only_chooses = indices is not None and has_val(train)
@@ -150,7 +150,7 @@ class FittedHead:
         self.result_head(indices).copy_to(model)
         return model
 
-    def describe(self) -> None:
+    def log_metrics(self) -> None:
         """Logs the metrics of the head on images left out, and how many images it was fitted to."""
         job, fitted = self.fitter.job, len(self.fitter.choose_rows())
         if fitted < (count := len(job.splits.train)):
@@ -168,6 +168,7 @@ class FittedHead:
         indices, x = fitter.plain.indices[rows], fitter.plain.x[rows]
         labels, classes = train.labels[indices], len(train.classes)
         weights = balanced_weights(labels, classes) if job.config.balance else None
+        # Not `left_out_groups`: labels of train are checked too, so the user's val is not the only group left out.
         groups = None if train.groups is None else np.unique(train.groups[indices], return_inverse=True)[1]
         groups = None if groups is None or (groups == groups[0]).all() else groups
         fit = leave_one_out(x, labels, classes, groups, weights, every=True)
@@ -285,8 +286,8 @@ def _compare_balance(fitter: HeadFitter, head: LinearHead) -> dict[str, Any] | N
 def _compute_first_views(checkpoint: FrozenCheckpoint, plain: Features, num_views: int) -> dict[bool, Features]:
     """The first augmented views, by whether images are flipped at random.
 
-    If the job flips, and two of `num_views` fit: one without flips and one with. Otherwise one as the job says. Empty
-    if the job augments nothing, or no view fits.
+    If the job flips, and two of `num_views` fit: one without flips and one with. Otherwise one, flipped if the job
+    flips. Empty if the job augments nothing, or no view fits.
     """
     data = checkpoint.job.config.data
     is_augmented = data.flip or data.crop != "none" or data.randaugment_layers

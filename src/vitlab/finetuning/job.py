@@ -73,11 +73,12 @@ class JobClock:
         return self.decisions[part]
 
     def _fits_now(self, clock: Clock, seconds: float) -> bool:
+        """Whether the planned seconds are left on rank 0's clock, at the speed last measured."""
         return self.world.broadcast_object(lambda: clock.left() >= clock.slowdown * seconds)
 
     def report(self) -> Report:
-        """The largest report that the time left allows, which may be more than was planned; the whole one without a
-        budget. Not kept: the same command makes a better one later."""
+        """The largest report that the time left allows, which may be more than was planned; without a budget the whole
+        one. Not one of the saved `decisions`: the same command makes a better one later."""
         if (plan := self.plan) is None or (budget := self.budget) is None:
             return "whole"
         kinds: tuple[Report, Report] = ("whole", "short")

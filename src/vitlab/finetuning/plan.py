@@ -1,6 +1,6 @@
 """The plan of a fine-tuning job in a given time (`--budget`): image size, augmented views, steps, what is left out.
 
-`choose` is pure: the first of these that fits, by the cost of an image.
+`choose` measures nothing and reads no clock. From the cost of an image it finds the first of these plans that fits:
 
 1. The least-squares head, the sweep and a final run that each see every image REFIT_EPOCHS times;
 2. the same without the final run, where the sweep sees every image MIN_EPOCHS times, or takes ENOUGH_STEPS;
@@ -32,8 +32,8 @@ from vitlab.runs.cost import ImageCost
 from vitlab.train.clock import PLANNED_FRACTION
 
 MIN_PATCHES = 6
-"""Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
-the head of 918 with 6."""
+"""Patches on the longer side of the smallest images to choose from. The head fitted to
+1,020 images of flowers with 5 was worse than the one fitted to 918 with 6."""
 MIN_EPOCHS = 3.0
 """With fewer passes over the training images fine-tuning is left out."""
 MAX_EPOCHS = 50.0
@@ -50,6 +50,8 @@ REPORT_FRACTION = 0.15
 """Largest fraction of a budget for the report."""
 REPORTS: tuple[Report, ...] = ("whole", "short")
 """Reports to choose from."""
+SHORT_REPORTS = REPORTS[1:]
+"""Reports to choose from where time must be saved."""
 VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""
 BUDGETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
@@ -72,7 +74,7 @@ class Task:
 
     @functools.cached_property
     def sizes(self) -> list[FinetuneConfig]:
-        """The config at each image size to choose from: its own, then smaller ones, one patch after the other."""
+        """The config at each image size to choose from: its own, then one patch less on the longer side each time."""
         config, model = self.config, self.config.model
         if not isinstance(model, ViTConfig) or "model.image_size" not in self.open_settings:
             return [config]
@@ -85,6 +87,11 @@ class Task:
             data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
             configs.append(replace(config, model=replace(model, image_size=size), data=data))
         return [config for config in configs if side(config) <= self.largest_side] or configs[-1:]
+
+    @property
+    def small_config(self) -> FinetuneConfig:
+        """The config at the small size that is measured first, because that is fast."""
+        return self.sizes[3 * len(self.sizes) // 4]
 
     def plan(self, config: FinetuneConfig, cost: ImageCost, reports: Sequence[Report] = REPORTS) -> Plan:
         """The plan for `config`, with the first of these reports that the report's part of the budget allows."""
@@ -100,7 +107,7 @@ def choose(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available
     """
 
     def first_that_fits(configs: Sequence[FinetuneConfig], save_time: bool = False) -> Plan | None:
-        reports = REPORTS[save_time:]
+        reports = SHORT_REPORTS if save_time else REPORTS
         candidates = (task.plan(config, cost_of(config), reports) for config in configs)
         plans = (_plan_that_fits(task, candidate, available, save_time) for candidate in candidates)
         return next((plan for plan in plans if plan is not None), None)
@@ -194,7 +201,8 @@ def head_only(config: FinetuneConfig) -> FinetuneConfig:
 
 
 def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageCost], available: float) -> Plan:
-    """The head alone at the smallest size, for as many images of each class as fit, at least two.
+    """The head alone at the smallest size, on the largest fraction of each class that fits: at least two images per
+    class on average.
 
     Raises UserError if the settings that are not open forbid it.
     """
@@ -223,7 +231,7 @@ def _plan_of_fewer_images(task: Task, cost_of: Callable[[FinetuneConfig], ImageC
 
 
 def left_out(task: Task, plan: Plan) -> Iterator[str]:
-    """What the plan leaves out, and the shortest of BUDGETS that includes it."""
+    """A line of text for each thing that the plan leaves out, with the shortest of BUDGETS that includes it."""
 
     @functools.cache
     def longer_plan(minutes: int) -> Plan | None:

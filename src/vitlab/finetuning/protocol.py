@@ -22,7 +22,7 @@ from vitlab.finetuning.choose_readout import saved_choice, with_chosen_readout
 from vitlab.finetuning.head import check_head, head_loss
 from vitlab.finetuning.held_out import hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob, JobClock
-from vitlab.finetuning.plan import REPORTS, Task, left_out
+from vitlab.finetuning.plan import SHORT_REPORTS, Task, left_out
 from vitlab.finetuning.result import Finetuned
 from vitlab.finetuning.run_job import run_stages, train_and_test
 from vitlab.finetuning.stages import Images, Plan
@@ -134,7 +134,8 @@ def _resolve_by_images(
 
 
 def _make_report(job: FinetuneJob, workdir: Path, device: str) -> bool:
-    """Writes the report page and the model card; returns whether both were written. A job without a head has none."""
+    """Writes the report page, if there is time, and the model card; returns False after an error, and without a
+    head."""
     if job.config.head is None:
         return False
     from vitlab.inspection.write_pages import report
@@ -220,8 +221,8 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     """The job with the settings of its plan, its clock, and the measured micro-batch.
 
     A new job chooses block and pooling, then what fits the time of the `clock` (without one: the image size). Then the
-    plan is made again for these settings: the clock compares with it. An interrupted job keeps its settings; a finished
-    one is not measured.
+    plan is made again for these settings; the clock compares the work with this one. An interrupted job keeps its
+    settings; a finished one is not measured.
     """
     world = job.context.world
     is_resumed, is_finished = world.broadcast_object(
@@ -244,7 +245,7 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
     images = Images(len(job.splits.train), len(job.splits.test))  # fewer than in `task` if a budget leaves some out
     plan = dataclasses.replace(plan, images=images)
     if plan.seconds > PLANNED_FRACTION * task.budget:  # chosen with a short report
-        plan = dataclasses.replace(plan, report=task.plan(job.config, plan.cost, REPORTS[1:]).report)
+        plan = dataclasses.replace(plan, report=task.plan(job.config, plan.cost, SHORT_REPORTS).report)
     notes = tuple(left_out(task, plan))
     for line in () if is_resumed else notes:
         job.log(line)
@@ -255,7 +256,7 @@ def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> Finetune
 
 
 def _log_plan(job: FinetuneJob, plan: Plan, clock: Clock | None, is_resumed: bool) -> None:
-    """Logs the table of the plan; for a new job, also whether it needs a budget, or a longer one."""
+    """Logs the table of the plan; for a new job also a budget that would halve it, or that the budget is too short."""
     note = " (what is finished is not repeated)" if is_resumed else ""
     job.log(f"plan{note}:\n{plan.table(str(job.context.device))}")
     if is_resumed:

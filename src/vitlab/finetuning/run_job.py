@@ -71,7 +71,7 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     config, clock = job.config, job.clock
     head = None if config.head is None else fit_head(job)
     if head is not None:
-        head.describe()
+        head.log_metrics()
         head.write_suspects(folder.path)
     start = RunStart(job, head)
     choice = _choose(start, folder)
@@ -100,8 +100,10 @@ def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
     if job.layers is not None:
         record["layers"] = job.layers
     extra = {"alpha": alpha} if runs and head else {}
-    is_calibrated = chosen_metrics.get("temperature") in (None, tests[0].get("temperature"))  # not of too many logits
-    if (threshold := chosen_metrics.get("reject_below")) is not None and is_calibrated:
+    # The threshold is for confidences at the temperature of the held-out images. A test with too many logits to keep
+    # has no temperature, so its confidences are on another scale.
+    same_temperature = chosen_metrics.get("temperature") in (None, tests[0].get("temperature"))
+    if (threshold := chosen_metrics.get("reject_below")) is not None and same_temperature:
         extra["reject_below"] = threshold
     _save_chosen(folder, chosen, extra)
     return record | summarize(tests, list(runs)) | job.splits.record

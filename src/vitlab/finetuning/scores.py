@@ -46,7 +46,7 @@ class Choice:
     """`summary_metrics` of the head on the held-out images."""
 
     def learning_rate(self, config: FinetuneConfig) -> float:
-        """That of the final runs."""
+        """The learning rate of the final runs."""
         return config.optim.lr if self.best is None else self.best.learning_rate
 
     def alpha(self, config: FinetuneConfig) -> float:
@@ -80,7 +80,7 @@ def summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dic
 
 def best_score(scores: Sequence[Score]) -> Score:
     """Best score by mean average precision, else accuracy; ties: lowest loss, then smallest learning rate. Scores with
-    an `alpha`, which the loss has chosen: the lowest loss."""
+    an `alpha`, which the loss has chosen: the lowest loss. Raises NonFiniteError if every training diverged."""
 
     def rank(score: Score) -> tuple[float, ...]:
         metrics = score.metrics

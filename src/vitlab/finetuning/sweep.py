@@ -19,6 +19,7 @@ from torch import nn
 from vitlab.config import TrainConfig
 from vitlab.evaluation.calibration import Calibrator, choose_rejection
 from vitlab.evaluation.multi_label import choose_thresholds
+from vitlab.evaluation.result import Evaluation
 from vitlab.finetuning.head import FittedHead
 from vitlab.finetuning.held_out import HELD_OUT, hold_out, hold_out_indices
 from vitlab.finetuning.job import FinetuneJob
@@ -167,7 +168,9 @@ class Sweep:
         record = _record_with_thresholds(evaluation, splits.val.multi_label) | {"loss": loss}
         return record if head is None else record | {"alpha": alpha}
 
-    def _choose_alpha(self, config: TrainConfig, head: Model, model: nn.Module, evaluation: Any) -> tuple[float, Any]:
+    def _choose_alpha(
+        self, config: TrainConfig, head: Model, model: nn.Module, evaluation: Evaluation
+    ) -> tuple[float, Evaluation]:
         """The weight of the trained `model` in its average with the head's, by the held-out loss, and the evaluation of
         that average. `evaluation` is of `model` itself, with the weight 1."""
         context = self.start.job.context
@@ -179,7 +182,7 @@ class Sweep:
         return best, evaluations[best]
 
 
-def _loss(config: TrainConfig, evaluation: Any) -> float:
+def _loss(config: TrainConfig, evaluation: Evaluation) -> float:
     """The loss that choices are made by; with `balance` all classes count the same."""
     if not config.balance:
         return evaluation.metrics()["loss"]
@@ -187,7 +190,7 @@ def _loss(config: TrainConfig, evaluation: Any) -> float:
     return float((weights * evaluation.losses).mean())
 
 
-def _record_with_thresholds(evaluation: Any, multi_label: bool) -> dict[str, Any]:
+def _record_with_thresholds(evaluation: Evaluation, multi_label: bool) -> dict[str, Any]:
     """The record of an evaluation on held-out images, and what it chooses: the threshold of each of several labels, or
     the confidence below which a prediction is rejected."""
     if evaluation.scores is not None:

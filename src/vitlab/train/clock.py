@@ -1,6 +1,6 @@
 """A time budget: what is left of it, and how many steps of a training fit.
 
-A plan is made before the work. The clock is asked again while it runs: where the machine is slower than planned, the
+A plan is made before the work. The clock is read again before each step: where the machine is slower than planned, the
 training is shortened. The learning rate follows the fraction of the training that is done, so the schedule still
 reaches its end. Every change is an event in the state of the run (`Schedule.changes`), which a resumed run reads from
 its checkpoint.

@@ -50,7 +50,8 @@ def should_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU. Raises UserError for an unknown or missing device."""
+    """The device of this name; `auto` is the first GPU, or the CPU. Raises UserError for an unknown or missing
+    device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -129,5 +130,6 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     m_trim_threshold, m_mmap_threshold, largest = -1, -3, 2**31 - 1
-    mmap_threshold_set = mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25)  # most in older glibc
+    # 2**25 is the limit of older glibc.
+    mmap_threshold_set = mallopt(m_mmap_threshold, 2**30) or mallopt(m_mmap_threshold, 2**25)
     return bool(mallopt(m_trim_threshold, largest)) and bool(mmap_threshold_set)

@@ -35,9 +35,9 @@ def adapt(
     """Configuration and parameters for another image size or task; the options are as in `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
-    size that the patch does not divide or that makes more than MAX_PATCHES; for a head without its hidden layer; for an
-    `interpolation` of a ResNet; for `in_chans` of a model whose patch embedding has no RGB; for a `depth` or a `pool`
-    that the model cannot have, or that changes the input of a trained head.
+    size that the patch does not divide or that makes more than MAX_PATCHES; for dropping the layer under a trained
+    head; for an `interpolation` of a ResNet; for `in_chans` of a model without a plain patch embedding of 3 channels;
+    for a `depth` or a `pool` that the model cannot have, or that changes the input of a trained head.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
@@ -77,8 +77,8 @@ def _check_size(config: ModelConfig, new: ModelConfig) -> None:
 
 
 def _drop_pre_logits(config: ModelConfig, state: dict[str, Tensor], trained_classes: int) -> ModelConfig:
-    """Removes the hidden layer before the head from `state`; returns the configuration. `trained_classes`: outputs of a
-    head that would stay."""
+    """Removes the hidden layer before the head from `state`; returns the configuration. trained_classes: outputs of
+    the head that would stay; 0 without one. Raises UserError if there is one."""
     if not isinstance(config, ViTConfig) or not config.representation_size:
         return config
     if trained_classes:
@@ -94,7 +94,7 @@ def _apply_readout(
     config: ModelConfig, state: dict[str, Tensor], depth: int | None, pool: Pool | None, reset_head: bool
 ) -> ViTConfig:
     """Cuts `state` to the first blocks and moves class token and registers, in place; returns the configuration. The
-    last LayerNorm stays."""
+    last LayerNorm stays. Raises UserError if a trained head stays on another input."""
     new = change_readout(config, depth, pool)
     assert isinstance(config, ViTConfig)
     if new != config and config.num_classes and not reset_head:
