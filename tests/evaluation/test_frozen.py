@@ -81,11 +81,10 @@ def test_the_last_four_blocks(spoiled: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_compiled(spoiled: Path, tmp_path: Path) -> None:
     """Is an error, before any work."""
-    options = dataclasses.replace(CPU, compile=True)
+    last, auto = (dataclasses.replace(CPU, compile=True, layer=layer) for layer in ("last4", "auto"))
     with pytest.raises(UserError, match="layer='last4'"):
-        probe_checkpoint(spoiled, "digits", "knn", options=dataclasses.replace(options, layer="last4"), cache=tmp_path)
+        probe_checkpoint(spoiled, "digits", "knn", options=last, cache=tmp_path)
     with pytest.raises(UserError, match="layer='auto'"):
-        auto = dataclasses.replace(options, layer="auto")
         fewshot_checkpoint(spoiled, ["digits"], FewShotProtocol(shots=(5,)), options=auto, cache=tmp_path)
 
 
