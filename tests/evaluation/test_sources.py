@@ -92,7 +92,7 @@ def test_images_are_converted_as_files() -> None:
         (torch.from_numpy(PIXELS), "image 0 is uint8"),
         (PIXELS / 255, r"image 0 is float64 \[6, 8, 3\]; give uint8"),
         (PIXELS.transpose(2, 0, 1), r"uint8 \[3, 6, 8\]; give"),
-        (np.zeros((0, 8, 3), np.uint8), "none of them 0"),
+        (np.zeros((0, 8, 3), np.uint8), "with no dimension 0"),
         ("nowhere.png", "there is no file or folder"),
         ("*.gif", "no file matches"),
         ("file:///a*.png", "cannot be opened; give https"),
