@@ -55,14 +55,21 @@ def test_flipped_labels_are_found() -> None:
 
 
 def test_copies_with_different_labels_come_first() -> None:
-    """Both of two; a copy with the same label is none."""
+    """Both of two; a copy with the same label is none, nor is an image that only the model takes for one."""
     x, labels, _ = made()
     x, labels = np.concatenate([x, x[:2] * 1.001]), np.append(labels, [(labels[0] + 1) % 4, labels[1]])
-    suspects = find_suspects(probabilities_of(x, labels), labels, x)
+    rng = np.random.default_rng(2)
+    images = [rng.integers(0, 256, (12, 10, 3), np.uint8) for _ in range(300)]
+    images += [images[0] // 2 + 30, images[1]]
+    suspects = find_suspects(probabilities_of(x, labels), labels, x, images.__getitem__)
     assert {(suspect.row, suspect.copy) for suspect in suspects[:2]} == {(0, 300), (300, 0)}
     assert all(suspect.suggested == labels[suspect.copy] for suspect in suspects[:2])
     assert all(suspect.copy is None for suspect in suspects[2:])
     assert len({suspect.row for suspect in suspects}) == len(suspects)
+    images[300] = images[5]
+    assert all(each.copy is None for each in find_suspects(probabilities_of(x, labels), labels, x, images.__getitem__))
+    flat = [np.full((4, 4, 3), 7, np.uint8)] * len(x)
+    assert all(each.copy is None for each in find_suspects(probabilities_of(x, labels), labels, x, flat.__getitem__))
 
 
 def test_a_class_without_images() -> None:

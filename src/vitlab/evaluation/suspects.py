@@ -11,19 +11,22 @@ different labels: one of the two is wrong.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
 
 from vitlab.errors import UserError
 from vitlab.io import as_cells, from_cell, write_bytes
 
 COLUMNS = ("image", "label", "looks_like", "label_probability", "looks_like_probability", "same_as")
 SAME = 0.97
-"""Smallest cosine of the centered representations of two images that count as copies."""
+"""Smallest cosine of the centered representations of two images that may be copies, and of their centered pixels."""
+SIDE = 32
+"""Pixels of the images whose pixels are compared."""
 MAX_COMPARED = 50_000
 """Most images that are compared with each other."""
 ROWS = 2048
@@ -68,10 +71,12 @@ def find_suspects(
     probabilities: Float[np.ndarray, "n K"],
     labels: Int[np.ndarray, " n"],
     x: Float[np.ndarray, "n D"] | None = None,
+    read: Callable[[int], UInt8[np.ndarray, "H W 3"]] | None = None,
 ) -> list[Suspect]:
-    """The suspects, the most suspect first; with the representations `x`, first the copies with different labels."""
+    """The suspects, the most suspect first. With the representations `x`, and `read` for the image of a row, first the
+    copies with different labels."""
     order, count = rank_suspects(probabilities, labels)
-    copies = {} if x is None or len(x) > MAX_COMPARED else _copies_with_other_labels(x, labels)
+    copies = {} if x is None or read is None or len(x) > MAX_COMPARED else _copies_with_other_labels(x, labels, read)
     first = sorted(copies, key=lambda row: probabilities[row, labels[row]])
     rows = [*first, *(row for row in order[:count].tolist() if row not in copies)]
     others = probabilities.copy()
@@ -86,18 +91,30 @@ def find_suspects(
     return [suspect(row) for row in rows]
 
 
-def _copies_with_other_labels(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"]) -> dict[int, int]:
-    """Row -> the most similar row with another label, if the two look the same."""
+def _copies_with_other_labels(
+    x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], read: Callable[[int], UInt8[np.ndarray, "H W 3"]]
+) -> dict[int, int]:
+    """Row -> the most similar row with another label, if the two look the same. The pixels decide: a weak model may
+    represent many images alike."""
     centered = x - x.mean(axis=0)
     directions = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
-    copies = {}
+    candidates: dict[int, int] = {}
     for start in range(0, len(x), ROWS):
         cosines = directions[start : start + ROWS] @ directions.T
         cosines[labels[start : start + ROWS, None] == labels] = -1.0
         nearest = cosines.argmax(axis=1)
         for row in np.flatnonzero(cosines[np.arange(len(nearest)), nearest] >= SAME).tolist():
-            copies[start + row] = int(nearest[row])
-    return copies
+            candidates[start + row] = int(nearest[row])
+    rows = {row for pair in candidates.items() for row in pair}
+    pixels = {row: _centered_pixels(read(row)) for row in sorted(rows)}
+    return {row: other for row, other in candidates.items() if (pixels[row] * pixels[other]).sum() >= SAME}
+
+
+def _centered_pixels(image: UInt8[np.ndarray, "H W 3"]) -> Float[np.ndarray, "S S 3"]:
+    """A small image, less its mean, of norm 1; zeros for one without any structure."""
+    small = np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BOX), np.float64)
+    centered = small - small.mean()
+    return centered / max(np.linalg.norm(centered), 1.0)
 
 
 def write_suspects(path: Path, suspects: Sequence[Suspect], names: Sequence[str], classes: Sequence[str]) -> None:

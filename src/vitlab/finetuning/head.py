@@ -172,8 +172,10 @@ class FittedHead:
         groups = None if train.groups is None else np.unique(train.groups[indices], return_inverse=True)[1]
         groups = None if groups is None or (groups == groups[0]).all() else groups
         fit = leave_one_out(x, labels, classes, groups, weights, every=True)
-        suspects = find_suspects(fit.logits.softmax(dim=1).numpy(), labels[fit.rows], x[fit.rows])
-        names = [image_id(train, index) for index in indices[fit.rows].tolist()]
+        known = indices[fit.rows].tolist()
+        probabilities = fit.logits.softmax(dim=1).numpy()
+        suspects = find_suspects(probabilities, labels[fit.rows], x[fit.rows], lambda row: train.image(known[row]))
+        names = [image_id(train, index) for index in known]
         write_suspects(folder / SUSPECTS, suspects, names, train.classes)
         if suspects:
             job.log(
