@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.special import expit
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
@@ -126,7 +127,7 @@ def test_two_classes(checkpoint: Path, digits: Any) -> None:
     scores = classifier.decision_function(pixels[two])
     assert scores.shape == (two.sum(),)
     np.testing.assert_array_equal(classifier.classes_[(scores > 0).astype(int)], classifier.predict(pixels[two]))
-    np.testing.assert_allclose(1 / (1 + np.exp(-scores)), classifier.predict_proba(pixels[two])[:, 1], rtol=1e-4)
+    np.testing.assert_allclose(expit(scores), classifier.predict_proba(pixels[two])[:, 1], rtol=1e-4)
     images, names = list(pixels[two]), labels[two]
     areas = cross_val_score(ViTClassifier(checkpoint, layer=4, **FLOAT), images, names, cv=3, scoring="roc_auc")
     assert areas.mean() > 0.9
