@@ -63,7 +63,7 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("evaluate RUN --dataset folder:other", ["knows the classes 0, 1, 2 and not ants, bees, which", "fine-tune"]),
     ("evaluate RUN --dataset imagenet", ["imagenet is not downloaded", "image-net.org", "license: research"]),
     ("evaluate RUN --dataset imagenet_real --root other", ["imagenet_real needs real.json and val; looked in other"]),
-    ("predict RUN", ["no image was named; give images or folders of them"]),
+    ("predict RUN", ["there are no images; give images or folders of them"]),
     ("predict RUN nowhere.png", ["there is no file or folder nowhere.png"]),
     ("predict RUN images/dogs", ["the folder images/dogs holds no image", ".jpg"]),
     ("inspect RUN notes.txt", ["none of the 1 images can be read; the first, notes.txt: "]),

@@ -32,7 +32,7 @@ from vitlab.weights.recommended import DEFAULT
 
 @functools.lru_cache(maxsize=4)
 def _load(checkpoint: str | Path, options: FeatureOptions, changed: int) -> FrozenModel:
-    """The checkpoint, kept for later calls. changed: when its files were last changed, so that new ones are loaded."""
+    """The checkpoint, cached. changed: when its files were last changed, so that new ones are loaded."""
     return FrozenModel.load(checkpoint, options, None, lambda _: None, SINGLE)
 
 
@@ -98,8 +98,9 @@ class ViTFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 class ViTClassifier(ClassifierMixin, ViTFeatures):
     """The least-squares head on the representations, whose penalty and scale have the least leave-one-out loss.
 
-    class_weight: `balanced`, or a weight of each class, as in scikit-learn; the other parameters are those of
-    `ViTFeatures`. `head_` has the weights and the metrics on images left out.
+    class_weight: `balanced`, or a weight of each class, as in scikit-learn, for the head but not for the choice of
+    `layer`; the other parameters are those of `ViTFeatures`. `head_` has the weights and the metrics on images left
+    out.
     """
 
     head_: LinearHead
@@ -124,12 +125,13 @@ class ViTClassifier(ClassifierMixin, ViTFeatures):
         if y is None:
             raise UserError("a classifier is fitted to labels: call fit(X, y).")
         check_consistent_length(X, y)
-        self.classes_, labels = np.unique(column_or_1d(y), return_inverse=True)
+        y = column_or_1d(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise UserError("all images have one label; a classifier requires two classes or more.")
         weights = None
         if self.class_weight is not None:
-            weights = compute_class_weight(self.class_weight, classes=self.classes_, y=np.asarray(y))
+            weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
             if (weights <= 0).any():
                 raise UserError(f"class_weight is {self.class_weight}; give a positive weight for every class.")
         super().fit(X, y)

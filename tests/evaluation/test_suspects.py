@@ -97,5 +97,5 @@ def test_the_table_is_a_list_to_exclude(tmp_path: Path) -> None:
     with path.open("w") as file:
         csv.writer(file).writerow(["file", "label"])
     for read in (read_suspects, read_exclusion):
-        with pytest.raises(UserError, match="file, label"):
+        with pytest.raises(UserError, match="column"):
             read(path)

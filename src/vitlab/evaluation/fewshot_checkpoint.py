@@ -60,10 +60,10 @@ def fewshot_checkpoint(
     rows = []
     for k in protocol.shots:
         means = np.stack([each.accuracies[k].mean(axis=0) for each in evaluated])
-        best = choose_l2(means, protocol.leave_self_out).tolist()
-        for name, examples, each, i in zip(datasets, samples, evaluated, best, strict=True):
-            row = _row(name, examples, k, protocol.l2_grid[i], each.accuracies[k][:, i].tolist(), each.skipped)
-            rows.append(row | each.represented[k])
+        best = choose_l2(means, protocol.leave_self_out).tolist()  # for each data set, a position in l2_grid
+        for name, examples, results, l2_index in zip(datasets, samples, evaluated, best, strict=True):
+            l2, by_sample = protocol.l2_grid[l2_index], results.accuracies[k][:, l2_index].tolist()
+            rows.append(_row(name, examples, k, l2, by_sample, results.skipped) | results.represented[k])
     settings = {
         "shots": list(protocol.shots),
         "l2": list(protocol.l2_grid),
@@ -107,10 +107,10 @@ def _evaluate(frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]) -> _
     )
     by_shots: dict[int, list[np.ndarray]] = {}
     chosen: dict[int, list[dict[str, Any]]] = {}
-    for (shots, seed), indices in data.subsets.items():
+    for (shots, sample), indices in data.subsets.items():
         # Each sample chooses by itself: no row sees the labels of more images than its shots.
         readout = _choose(trains, data, indices)
-        this_sample = dataclasses.replace(data, subsets={(shots, seed): indices})
+        this_sample = dataclasses.replace(data, subsets={(shots, sample): indices})
         by_shots.setdefault(shots, []).extend(accuracies(this_sample, trains[readout], tests[readout], l2s)[shots])
         chosen.setdefault(shots, []).append(readout.to_record())
     skipped = trains[readouts[0]].skipped + tests[readouts[0]].skipped
@@ -119,7 +119,8 @@ def _evaluate(frozen: FrozenModel, data: FewShotData, l2s: Sequence[float]) -> _
 
 
 def _choose(trains: Mapping[Readout, Features], data: FewShotData, indices: Int[np.ndarray, " m"]) -> Readout:
-    """The representation of least loss for a sample; the checkpoint's own if it is too small."""
+    """The representation of least loss for a sample; the last block with the checkpoint's pooling (without pre_logits)
+    if it is too small."""
     own = list(trains)[-1]
     rows = np.flatnonzero(np.isin(trains[own].indices, indices))
     classes, groups = len(data.train.classes), data.train.groups
@@ -142,7 +143,7 @@ def _row(
         "accuracies": accuracies_by_seed,
         "mean": float(np.mean(accuracies_by_seed)),
         "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
-        "train_images": len(data.subsets[shots, 0]),  # with the first seed
+        "train_images": len(data.subsets[shots, 0]),  # of the first sample
         "test_images": len(data.test),
         "skipped": skipped,
         "short_classes": data.short_classes[shots],

@@ -111,10 +111,12 @@ class FrozenModel:
         choice = None
         if is_enough(len(train), classes, groups):
             settings: dict[str, Any] = {"preprocessing": self.preprocessing, "groups": groups, "world": self.world}
-            settings |= {"pool": self.options.pool, "joined": True, "cache": self.cache}
+            settings |= {"pool": self.options.pool, "joined": not self.options.compile, "cache": self.cache}
             choice = choose_readout(self.model, train, self.options, **settings)
         if choice is None:
-            why = f"the model has one representation, or {count:,} images, or their groups, are too few"
+            why = (
+                f"the model has one representation, or {count:,} images, their groups or {classes:,} classes forbid it"
+            )
             self.log(f"no block is chosen: {why}")
             options = dataclasses.replace(self.options, layer=None)
         else:
@@ -133,15 +135,15 @@ def write_features(
     *,
     root: str | None = None,
     cache: Path | None = None,
-    log: Callable[[str], None] = lambda _: None,
+    log: Log = lambda _: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
     """Writes the representation, the path and the label of every readable image, for search and clustering.
 
     `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] with several labels per image) and
     `classes` [K]; `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and
-    `features`. Returns `out`, the numbers of images, skipped images and dimensions, and `to_record`. Raises UserError
-    for another suffix, and for bad settings, data or weights.
+    `features`. Returns `out`, the numbers of images, skipped images and dimensions, and `FrozenModel.to_record()`.
+    Raises UserError for another suffix, and for bad settings, data or weights.
     """
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")

@@ -79,8 +79,9 @@ class Evaluation:
     calibrator: Calibrator | None = None
     """What `losses` and `confidences` were calibrated by; None: they are of the plain logits."""
     calibration_record: Mapping[str, Any] = field(default_factory=dict)
-    """temperature: the divisor of the logits. uncalibrated_error: the expected calibration error without it.
-    coverage: the expected and the measured fraction of prediction sets with the label, and their mean size."""
+    """temperature: the divisor of the logits. uncalibrated_error: the expected calibration error without it; None of
+    few images. coverage: the expected and the measured fraction of prediction sets with the label, and their mean
+    size."""
 
     def with_calibrator(self, calibrator: Calibrator | None) -> "Evaluation":
         """The same with the losses and confidences of divided logits; unchanged if `calibrator` or `logits` is None."""

@@ -48,11 +48,14 @@ def find_images(sources: Iterable[ImageSource]) -> Iterator[tuple[str, ImageSour
         yield from images
         count += len(images)
     if not count:
-        raise UserError("no image was named; give images or folders of them.")
+        raise UserError("there are no images; give images or folders of them.")
 
 
 def read_image(source: ImageSource | UserError, name: str, levels: Levels | None = None) -> np.ndarray:
-    """One image of `find_images`: uint8 [H, W, 3], converted as by `decode_image`. Raises ImageError."""
+    """One image of `find_images`: uint8 [H, W, 3], converted as by `decode_image`. Raises ImageError.
+
+    A str is an address, which is downloaded; files are Paths, and tensors are arrays by now (`_expand`).
+    """
     if isinstance(source, UserError):
         raise ImageError(name, str(source))
     if isinstance(source, (Image.Image, np.ndarray)):
@@ -75,7 +78,7 @@ class SourceDataset(Dataset):
     """Images in any form of `ImageSource`."""
 
     sources: Sequence[tuple[str, Any]] = ()
-    """Name and image."""
+    """Name and source of each image, as `find_images` returns them."""
 
     @classmethod
     def of(

@@ -23,6 +23,7 @@ from vitlab.errors import UserError
 from vitlab.io import as_cells, from_cell, write_bytes
 
 COLUMNS = ("image", "label", "looks_like", "label_probability", "looks_like_probability", "same_as")
+"""Columns of `suspects.csv`: the fields of `Suspect`, with names for rows and classes; same_as is its `copy`."""
 SAME = 0.97
 """Smallest cosine of the centered representations of two images that may be copies, and of their centered pixels."""
 SIDE = 32
@@ -37,7 +38,9 @@ class Suspect(NamedTuple):
     """A training image whose label is probably wrong."""
 
     row: int
+    """Its row in `probabilities`."""
     label: int
+    """The class it is labeled as."""
     suggested: int
     """The class that it is taken for."""
     label_probability: float
@@ -94,8 +97,10 @@ def find_suspects(
 def _copies_with_other_labels(
     x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], read: Callable[[int], UInt8[np.ndarray, "H W 3"]]
 ) -> dict[int, int]:
-    """Row -> the most similar row with another label, if the two look the same. The pixels decide: a weak model may
-    represent many images alike."""
+    """Row -> the most similar row with another label, if the two look the same.
+
+    Representations propose the pairs and pixels decide: a weak model may represent many images alike.
+    """
     centered = x - x.mean(axis=0)
     directions = centered / np.maximum(np.linalg.norm(centered, axis=1, keepdims=True), 1e-12)
     candidates: dict[int, int] = {}
@@ -133,7 +138,7 @@ def write_suspects(path: Path, suspects: Sequence[Suspect], names: Sequence[str]
 def read_suspects(path: Path) -> list[dict[str, str]]:
     """The rows of `write_suspects`. Raises UserError for another file."""
     text = path.read_bytes().decode(errors="surrogateescape")
-    header, *rows = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))
-    if tuple(header) != COLUMNS:
-        raise UserError(f"{path} is not a table of suspects: its columns are {', '.join(header)}.")
+    header, *rows = [*csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""))] or [[]]
+    if tuple(header) != COLUMNS or any(len(row) != len(COLUMNS) for row in rows):
+        raise UserError(f"{path} is not a table of suspects; its columns must be {', '.join(COLUMNS)}.")
     return [dict(zip(COLUMNS, map(from_cell, row), strict=True)) for row in rows]

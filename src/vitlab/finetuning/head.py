@@ -41,7 +41,7 @@ from vitlab.train.run_files import SUSPECTS
 from vitlab.train.workdir import Workdir
 
 UNEQUAL = 3
-"""With a larger ratio of the largest class to the smallest the job logs what `--balance` changes."""
+"""Ratio of the largest class to the smallest above which the job logs what `--balance` changes."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,10 @@ class HeadFitter:
         """Fits a head to `plain` and to `views`, augmented representations of the same images.
 
         indices: the training images to fit to (default: all with representations), such as the first array of
-        `hold_out_indices`.
+        `hold_out_indices`. balance: as `FinetuneConfig.balance` (default: the job's).
 
-        If the user has a val split, l2 and the scale of the logits are chosen on it, although `indices` exclude it:
-        `least_squares_head` is then passed val too, and `fit_all=False` keeps it out of the weights. balance: default
-        as in the job.
+        If the user has a val split, `indices` exclude it from the weights alone: l2 and the scale of the logits are
+        still chosen on it, so `least_squares_head` gets all images, with `fit_all=False`.
         """
         train, world = self.job.splits.train, self.job.context.world
         val_only_chooses = indices is not None and has_val(train)
@@ -83,7 +82,8 @@ class HeadFitter:
         return _broadcast_head(head, x.shape[2], world)
 
     def choose_rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:
-        """The rows of `plain` with these indices; if memory does not suffice, as many of each class as it allows."""
+        """The rows of `plain` with these indices (default: all); if they exceed MAX_ELEMENTS, equally many of each
+        class."""
         known, train = self.plain.indices, self.job.splits.train
         rows = np.arange(len(known)) if indices is None else np.flatnonzero(np.isin(known, indices))
         limit = MAX_ELEMENTS // self._row_elements

@@ -189,7 +189,8 @@ def _fewest_steps(config: FinetuneConfig, task: Task) -> int:
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps: a tenth of them warm-up, the sweep's in proportion."""
+    """`config` with this number of steps: a tenth of them warm-up, the sweep's in proportion to `config.steps`, if
+    set."""
     sweep_steps = config.sweep_steps and max(config.sweep_steps * steps // (config.steps or steps), 1)
     optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)

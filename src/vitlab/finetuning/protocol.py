@@ -103,8 +103,8 @@ def sweep_and_finetune(
         job = _with_held_out(_without_unreadable(job))  # of fewer images
     _log_reasons(job)
     if not job.config.tried_rates and job.config.runs == 1 and job.config.head is None:
-        options = {"settings": {"reasons": job.reasons}, "limit": job.clock.limit("final", later=0.0)}
-        result = train_and_test(RunStart(job, None), job.config.single(), workdir, **options)
+        limit, settings = job.clock.limit("final", later=0.0), {"reasons": job.reasons}
+        result = train_and_test(RunStart(job, None), job.config.single(), workdir, settings=settings, limit=limit)
     else:
         result = run_stages(job, workdir, lambda: _make_report(job, workdir, device))
     return Finetuned(job.config, result, workdir)
@@ -208,8 +208,8 @@ def _with_own_val(job: FinetuneJob) -> FinetuneJob:
         return job
     if config.head and "held_out" not in job.open_settings:
         raise UserError(
-            f"held_out={config.held_out:g} has no effect on {config.data.name}, whose own val split choices are "
-            f"made on; leave it out, or leave val out with --data.train-split train."
+            f"held_out={config.held_out:g} has no effect: choices are made on the val split of {config.data.name}; "
+            f"leave held_out out, or train without val (--data.train-split train)."
         )
     held_out = min(val.mean(), MAX_HELD_OUT / len(val)) if config.head else val.mean()
     if held_out != config.held_out:
@@ -220,9 +220,9 @@ def _with_own_val(job: FinetuneJob) -> FinetuneJob:
 def _with_plan(job: FinetuneJob, workdir: Path, clock: Clock | None) -> FinetuneJob:
     """The job with the settings of its plan, its clock, and the measured micro-batch.
 
-    A new job chooses block and pooling, then what fits the time of the `clock` (without one: the image size). Then the
-    plan is made again for these settings; the clock compares the work with this one. An interrupted job keeps its
-    settings; a finished one is not measured.
+    A new job chooses block and pooling, then the settings that fit the `clock` (without one: the image size). An
+    interrupted job keeps its settings. For the final settings the plan is made once more: it is logged, and `JobClock`
+    compares the work with it. A finished job is not measured.
     """
     world = job.context.world
     is_resumed, is_finished = world.broadcast_object(

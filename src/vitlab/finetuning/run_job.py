@@ -64,9 +64,9 @@ def _with_saved_microbatch(job: FinetuneJob, folder: Workdir) -> FinetuneJob:
 
 
 def _choose_and_test(job: FinetuneJob, folder: Workdir) -> dict[str, Any]:
-    """Saves the chosen model and returns the content of result.json.
+    """Makes all choices, then trains and tests the final runs; saves the chosen model, returns result.json's content.
 
-    All choices first, then the tests: no test image, and no time of a test, decides anything.
+    The choices come first: no test image, and no time of a test, decides anything.
     """
     config, clock = job.config, job.clock
     head = None if config.head is None else fit_head(job)
@@ -147,7 +147,7 @@ def _helps(job: FinetuneJob, scores: Sequence[Score], head_metrics: Mapping[str,
 def _run_final(start: RunStart, choice: Choice, folder: Workdir) -> dict[int, dict[str, Any]]:
     """Trains and tests in run-0, run-1, ... of the job's `folder`; returns seed -> record of the test.
 
-    A run that is not trained is taken from the sweep, if it is the first, and left out otherwise.
+    If the first run is not trained, the best of the sweep takes its place; at any other the runs end.
     """
     config, workdir = start.job.config, folder.path
     records: dict[int, dict[str, Any]] = {}
@@ -160,10 +160,17 @@ def _run_final(start: RunStart, choice: Choice, folder: Workdir) -> dict[int, di
         seed = config.seed + number
         if _is_trained(start.job, choice, number):
             limit = start.job.clock.limit("final", later=1 - (number + 1) / config.runs)
-            options = {"description": f"run {number}", "thresholds": thresholds, "limit": limit}
-            options["calibrator"] = calibrator
             run_config, path = start.run_config(lr, seed), workdir / f"run-{number}"
-            result = train_and_test(start, run_config, path, choice.alpha(config), **options)
+            result = train_and_test(
+                start,
+                run_config,
+                path,
+                choice.alpha(config),
+                description=f"run {number}",
+                thresholds=thresholds,
+                calibrator=calibrator,
+                limit=limit,
+            )
         elif number == 0 and choice.best is not None:
             result = _test_swept(start, workdir, choice.best.learning_rate)
         else:

@@ -128,8 +128,9 @@ def _class_token_to_register(config: ViTConfig, state: dict[str, Tensor]) -> Non
 
 
 def _change_channels(config: ModelConfig, state: dict[str, Tensor], channels: int) -> ViTConfig:
-    """Patch filters [D, 3, P, P] for another number of channels, in place, as timm makes them: for one channel their
-    sum, which on gray images computes what they compute on RGB; for others they repeat, times 3 / channels."""
+    """Changes the patch filters [D, 3, P, P] to `channels`, in place, as timm does; returns the configuration. For one
+    channel: their sum, which on gray images computes what they compute on RGB; for others they repeat, times 3 /
+    channels."""
     if not isinstance(config, ViTConfig) or config.stem or config.in_chans != 3:
         raise UserError(f"in_chans={channels} is for ViTs that cut 3 channels into patches; leave it out.")
     weight = state["embedding.weight"]
@@ -155,7 +156,7 @@ def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> 
 
 
 def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Puts the model's heads into `state`, with zero weights."""
+    """Replaces the heads in `state` by new ones, in place: zero weights, biases `head_bias`; none without classes."""
     like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
     has_two_heads = isinstance(config, ViTConfig) and config.variant.distilled
     for head in ("head", "head_distilled"):
