@@ -133,7 +133,7 @@ def test_what_is_held_out_of_given_splits(own: FinetuneConfig, monkeypatch: pyte
 @pytest.mark.usefixtures("pretrained")
 def test_a_fraction_to_hold_out_beside_a_val_is_an_error(workdir: Path, own: FinetuneConfig, tmp_path: Path) -> None:
     given = dataclasses.replace(own, held_out=0.3)
-    with pytest.raises(ValueError, match=r"held_out=0.3 has no effect: .* val split .* --data.train-split train"):
+    with pytest.raises(ValueError, match=r"held_out=0.3 has no effect: .* val split .*--data.train-split train"):
         tune(workdir, given, tmp_path / "out")
     alone = dataclasses.replace(given, data=dataclasses.replace(given.data, train_split="train"))
     job = FinetuneJob("", "", load_splits(alone.data), alone, RunContext(torch.device("cpu")), print)
