@@ -67,7 +67,7 @@ def test_prediction_sets(workdir: Path, images: list[str], tmp_path: Path) -> No
         assert prediction.labels is not None
         names = [name for name, _ in prediction.top]
         before = np.cumsum([0, *(share for _, share in prediction.top[:-1])])
-        assert list(prediction.labels) == names[: int((before <= limit + 1e-5).sum())]
+        assert list(prediction.labels) == names[: int((before <= limit).sum())]
         assert prediction.describe().startswith(", ".join(prediction.labels))
     for checkpoint, coverage, message in (
         (workdir, 0.8, "no held-out images"),

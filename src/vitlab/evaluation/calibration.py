@@ -6,6 +6,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int
 
 BINS = 15
@@ -16,8 +18,6 @@ TEMPERATURES = tuple(2.0 ** (power / 4) for power in range(-8, 17))
 """Divisors of the logits to choose from, 1/4 to 16 (temperature scaling, Guo et al. 2017)."""
 MAX_MASSES = 1_000
 """Most held-out images that choose the size of prediction sets."""
-ROUNDING = 1e-5
-"""Tolerance of the limit: `Calibrator.masses` are rounded to five decimals."""
 COVERAGE = 0.9
 """Expected coverage of the prediction sets that are counted in a test."""
 
@@ -56,12 +56,9 @@ def divide_logits(
     logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"], temperature: float
 ) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, "n K"]]:
     """Losses, and probabilities of all classes, of logits divided by a temperature."""
-    scaled = np.float64(logits) / temperature
-    scaled -= scaled.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(scaled).sum(axis=1, keepdims=True))
-    log_probabilities = scaled - log_sums
-    losses = -log_probabilities[np.arange(len(labels)), labels]
-    return losses.astype(np.float32), np.exp(log_probabilities).astype(np.float32)
+    divided = torch.from_numpy(logits).double() / temperature
+    losses = F.cross_entropy(divided, torch.from_numpy(labels), reduction="none")
+    return losses.float().numpy(), divided.softmax(dim=1).float().numpy()
 
 
 def choose_temperature(logits: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> float:
@@ -104,7 +101,7 @@ class Calibrator(NamedTuple):
         rows = np.arange(len(labels))[:: -(-len(labels) // MAX_MASSES)]
         _, probabilities = divide_logits(logits[rows], labels[rows], temperature or 1.0)
         masses = masses_before(probabilities)[np.arange(len(rows)), labels[rows]]
-        return cls(temperature, np.sort(masses).round(5).tolist())
+        return cls(temperature, np.sort(masses).tolist())
 
     def limit(self, coverage: float) -> float:
         """The largest score in a set; infinite if the images are too few for this coverage."""
@@ -113,7 +110,7 @@ class Calibrator(NamedTuple):
 
     def sets(self, probabilities: Float[np.ndarray, "n K"], coverage: float) -> Bool[np.ndarray, "n K"]:
         """Which classes are in the prediction set of each image; always the most probable one."""
-        return masses_before(probabilities) <= self.limit(coverage) + ROUNDING
+        return masses_before(probabilities) <= self.limit(coverage)
 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlab.data.decode import ImageError
@@ -96,10 +96,7 @@ def predict(
         )
     if reject_below == "auto":
         reject_below = _stored_rejection(loaded.metadata, str(checkpoint))
-    prediction_sets = None
-    if coverage is not None:
-        calibrator = _stored_calibrator(loaded.metadata, str(checkpoint), coverage)
-        prediction_sets = functools.partial(calibrator.sets, coverage=coverage)
+    prediction_sets = None if coverage is None else _prediction_sets(loaded.metadata, str(checkpoint), coverage)
     images = find_images(sources)
     if isinstance(sources, Sequence):
         images = list(images)  # raises before any work
@@ -218,9 +215,11 @@ def _stored_rejection(metadata: dict[str, Any], checkpoint: str) -> float:
     return threshold
 
 
-def _stored_calibrator(metadata: dict[str, Any], checkpoint: str, coverage: float) -> Calibrator:
-    """For the prediction sets of a checkpoint. Raises UserError without held-out images, or with too few for this
-    coverage."""
+def _prediction_sets(
+    metadata: dict[str, Any], checkpoint: str, coverage: float
+) -> Callable[[Float[np.ndarray, "n K"]], Bool[np.ndarray, "n K"]]:
+    """Probabilities -> the prediction sets of a checkpoint. Raises UserError without held-out images, or with too few
+    for this coverage."""
     masses = metadata.get("coverage_masses")
     if metadata.get("multi_label") or not masses:
         raise UserError(
@@ -231,7 +230,7 @@ def _stored_calibrator(metadata: dict[str, Any], checkpoint: str, coverage: floa
     if math.isinf(calibrator.limit(coverage)):
         most = len(masses) / (len(masses) + 1)
         raise UserError(f"{len(masses)} held-out images allow a coverage of at most {most:.3f}, not {coverage}.")
-    return calibrator
+    return functools.partial(calibrator.sets, coverage=coverage)
 
 
 @contextlib.contextmanager

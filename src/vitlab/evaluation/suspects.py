@@ -17,17 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
-from PIL import Image
 
+from vitlab.data.dedup import MIN_STD, thumbnail
 from vitlab.errors import UserError
 from vitlab.io import as_cells, from_cell, write_bytes
 
 COLUMNS = ("image", "label", "looks_like", "label_probability", "looks_like_probability", "same_as")
 """Columns of `suspects.csv`: the fields of `Suspect`, with names for rows and classes; same_as is its `copy`."""
 SAME = 0.97
-"""Smallest cosine of the centered representations of two images that may be copies, and of their centered pixels."""
-SIDE = 32
-"""Pixels of the images whose pixels are compared."""
+"""Smallest cosine of the centered representations of two images that may be copies, and of their thumbnails."""
 MAX_COMPARED = 50_000
 """Most images that are compared with each other."""
 ROWS = 2048
@@ -111,15 +109,16 @@ def _copies_with_other_labels(
         for row in np.flatnonzero(cosines[np.arange(len(nearest)), nearest] >= SAME).tolist():
             candidates[start + row] = int(nearest[row])
     rows = {row for pair in candidates.items() for row in pair}
-    pixels = {row: _centered_pixels(read(row)) for row in sorted(rows)}
-    return {row: other for row, other in candidates.items() if (pixels[row] * pixels[other]).sum() >= SAME}
+    thumbs = {row: np.float64(thumbnail(read(row))) for row in sorted(rows)}
+    patterns = {row: thumb - thumb.mean() for row, thumb in thumbs.items() if thumb.std() >= MIN_STD}  # not blank
 
+    def looks_same(row: int, other: int) -> bool:
+        if row not in patterns or other not in patterns:
+            return False
+        a, b = patterns[row], patterns[other]
+        return bool((a * b).sum() >= SAME * np.linalg.norm(a) * np.linalg.norm(b))
 
-def _centered_pixels(image: UInt8[np.ndarray, "H W 3"]) -> Float[np.ndarray, "S S 3"]:
-    """A small image, less its mean, of norm 1; zeros for one without any structure."""
-    small = np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BOX), np.float64)
-    centered = small - small.mean()
-    return centered / max(np.linalg.norm(centered), 1.0)
+    return {row: other for row, other in candidates.items() if looks_same(row, other)}
 
 
 def write_suspects(path: Path, suspects: Sequence[Suspect], names: Sequence[str], classes: Sequence[str]) -> None:

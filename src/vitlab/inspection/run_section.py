@@ -202,9 +202,11 @@ def data_section(run: Run, search: bool = True) -> DataSection:
             section = _near_duplicates(run)
         except (ValueError, OSError, KeyError) as error:
             section = DataSection(f"They were not searched: {error}")
-    with contextlib.suppress(ValueError, OSError, KeyError):  # the data set is missing
+    try:
         suspects = read_suspects(run.job / SUSPECTS) if (run.job / SUSPECTS).is_file() else []
         section = replace(section, suspects=_suspect_images(run, suspects[:MAX_SHOWN]), suspect_count=len(suspects))
+    except (ValueError, OSError, KeyError) as error:  # the data set is missing, or somebody has edited the table
+        section = replace(section, explanation=f"{section.explanation} Labels to check are not shown: {error}")
     if (unreadable := read_json(run.folder / "result.json").get("unreadable")) is not None:
         section = replace(section, unreadable=[(file["path"], file["reason"]) for file in unreadable])
     return section
